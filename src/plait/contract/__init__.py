@@ -1,0 +1,1 @@
+"""What each operation promises: layouts, local shapes, collectives, FLOPs and bytes, forward and backward, without torch."""

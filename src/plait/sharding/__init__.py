@@ -1,0 +1,56 @@
+"""Layouts, ownership and transitions, without torch.
+
+Letters, here and everywhere in plait:
+
+    B batch    S sequence       T tokens of one dp coordinate (B*S)    D model width    F MLP width
+    N query heads    K key/value heads    H head width    V vocabulary    L layers    tp, dp degrees
+
+A local shape is written as a division, `[T/tp, D]`; an unreduced sum as `[T, D] partial(tp)`.
+"""
+
+from plait.sharding.cut import Columns, Cut, KeyValueHeads, QueryHeads
+from plait.sharding.layout import Layout
+from plait.sharding.mesh import Coordinates, MeshShape
+from plait.sharding.ownership import (
+    HeadSplits,
+    Interval,
+    Ownership,
+    Split,
+    build_head_splits,
+    build_split,
+)
+from plait.sharding.placement import (
+    Invariant,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    derive_gradient_placement,
+)
+from plait.sharding.redistribute import Kind, Transition, derive_transition, list_transitions
+
+__all__ = [
+    "Columns",
+    "Coordinates",
+    "Cut",
+    "HeadSplits",
+    "Interval",
+    "Invariant",
+    "KeyValueHeads",
+    "Kind",
+    "Layout",
+    "MeshShape",
+    "Ownership",
+    "Partial",
+    "Placement",
+    "QueryHeads",
+    "Replicate",
+    "Shard",
+    "Split",
+    "Transition",
+    "build_head_splits",
+    "build_split",
+    "derive_gradient_placement",
+    "derive_transition",
+    "list_transitions",
+]
