@@ -2,7 +2,7 @@
 
     PlaitError
       ConfigError          a value that a user wrote cannot work: config, command line, plan, data path
-      ShardingError        a layout, interval or transition that cannot exist, or a tensor that is not in the declared one
+      ShardingError        a layout, interval or transition that cannot exist, or a tensor in another than the declared
       ContractError        a collective or shape that differs from what the contract promised
       TransportError       a collective or a rank failed
         TransportTimeout   a collective was not joined in time

@@ -1,1 +1,1 @@
-"""What each operation promises: layouts, local shapes, collectives, FLOPs and bytes, forward and backward, without torch."""
+"""What each operation promises, without torch: layouts, local shapes, collectives, FLOPs and bytes, both ways."""

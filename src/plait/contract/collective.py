@@ -38,4 +38,5 @@ class Collective:
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
-        return f"{self.kind} {self.op if self.op != 'sum' else ''}[{size}] {self.dtype} over {self.axis}".replace("  ", " ")
+        op = "" if self.op == "sum" else f"{self.op} "
+        return f"{self.kind} {op}[{size}] {self.dtype} over {self.axis}"

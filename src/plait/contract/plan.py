@@ -1,13 +1,13 @@
 """A plan says which module of a model plays which role; it is data, applied by `plait.parallelize`.
 
-| role              | module          | in -> out on tp (sequence parallel / all-reduce mode)       |
-|-------------------|-----------------|--------------------------------------------------------------|
-| `Column`          | Linear          | Shard(tokens) or Invariant -> Shard(features)                |
-| `Row`             | Linear          | Shard(features) -> Shard(tokens) or Invariant                |
-| `VocabEmbedding`  | Embedding       | ids -> Shard(tokens) or Invariant                            |
-| `VocabHead`       | Linear          | Shard(tokens) or Invariant -> Shard(vocabulary)              |
-| `TokenLocal`      | norm, dropout, position embedding | Shard(tokens) -> same; the layer sums its weight gradients over tp |
-| `HeadLocal`       | attention dropout | own heads -> same                                          |
+| role             | module            | in -> out on tp (sequence parallel / all-reduce mode)          |
+|------------------|-------------------|----------------------------------------------------------------|
+| `Column`         | Linear            | Shard(tokens) or Invariant -> Shard(features)                  |
+| `Row`            | Linear            | Shard(features) -> Shard(tokens) or Invariant                  |
+| `VocabEmbedding` | Embedding         | ids -> Shard(tokens) or Invariant                              |
+| `VocabHead`      | Linear            | Shard(tokens) or Invariant -> Shard(vocabulary)                |
+| `TokenLocal`     | norm, dropout, .. | Shard(tokens) -> same; it sums its weight gradients over tp    |
+| `HeadLocal`      | attention dropout | own heads -> same                                              |
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,9 @@ class Layout:
         if isinstance(self.placement, Shard) != (self.split is not None):
             raise ShardingError(f"[{', '.join(self.dims)}] is {self.placement} but its split is {self.split}")
         if isinstance(self.placement, Shard) and self.split and self.shape[self.placement.dim] != self.split.size:
-            raise ShardingError(f"[{', '.join(self.dims)}] {self.shape}: dim {self.placement.dim} is cut as {self.split}")
+            raise ShardingError(
+                f"[{', '.join(self.dims)}] {self.shape}: dim {self.placement.dim} is cut as {self.split}"
+            )
 
     def __str__(self) -> str:
         """Local shape as a division, the state behind it where the shape does not show it."""

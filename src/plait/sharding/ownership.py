@@ -1,8 +1,8 @@
 """Who owns which part of a tensor: intervals of global indices, one per rank.
 
-A dim is cut in units that must stay together (a KV group of heads, one ffn column, one vocabulary row, one token). Splits
-may be uneven: 8 heads over 3 ranks are 3, 3 and 2. Where there are fewer units than ranks, a unit may be replicated over a
-subgroup of consecutive ranks, and then its gradient is summed over that subgroup.
+A dim is cut in units that must stay together (a KV group of heads, one ffn column, one vocabulary row, one token).
+Splits may be uneven: 8 heads over 3 ranks are 3, 3 and 2. Where there are fewer units than ranks, a unit may be
+replicated over a subgroup of consecutive ranks, and then its gradient is summed over that subgroup.
 """
 
 from dataclasses import dataclass
@@ -169,7 +169,7 @@ class Ownership:
     split: Split | None = None
     """How `dim` is cut."""
     reduced_over: str | None = None
-    """The axis over which the layer itself sums this parameter's gradient, if it has to: `tp`, or the subgroup `tp/kv`."""
+    """The axis over which the layer itself has to sum this parameter's gradient: `tp`, the subgroup `tp/kv`, or none."""
 
     def __post_init__(self) -> None:
         if (self.dim is None) != (self.split is None):
