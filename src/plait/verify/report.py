@@ -1,0 +1,178 @@
+"""What `plait verify` found, as data, as a table and as JSON."""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from plait.verify.static.budget import ErrorBudget
+from plait.verify.static.trace import TraceDifference
+
+
+@dataclass(frozen=True)
+class TensorError:
+    """How far one tensor is from that of the unsharded fp64 twin, relative to the typical size of the tensor.
+
+    Attributes:
+        quantity: `logits`, `loss`, `gradient`, `gradient norm` or `updated parameter`.
+        name: its fully qualified name.
+        error: that of the sharded model.
+        reordering_error: that of the unsharded model in the same precision with every sum taken in another order.
+    """
+
+    quantity: str
+    name: str
+    error: float
+    reordering_error: float
+
+
+@dataclass(frozen=True)
+class ExactCheck:
+    """Tensors that have to be equal bit for bit; `differing` says which are not, where and how."""
+
+    what: str
+    num_compared: int
+    differing: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared and nothing differs."""
+        return self.num_compared > 0 and not self.differing
+
+
+@dataclass(frozen=True)
+class TraceCheck:
+    """What the collectives of one rank were, against its contract."""
+
+    rank: int
+    num_promised: int
+    difference: TraceDifference | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the trace is the contract."""
+        return self.difference is None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the worst tensor of a kind."""
+
+    what: str
+    num_tensors: int
+    worst: TensorError
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything one verification found."""
+
+    subject: dict[str, str | int | bool]
+    """What was verified: model, degree, mode, sizes, precision, seed."""
+    budget: ErrorBudget
+    errors: tuple[TensorError, ...]
+    exact: tuple[ExactCheck, ...]
+    traces: tuple[TraceCheck, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The errors by quantity and family of parameters, the worst tensor of each standing for all."""
+        families: dict[str, list[TensorError]] = defaultdict(list)
+        for error in self.errors:
+            families[_family(error)].append(error)
+        rows = []
+        for what, errors in families.items():
+            worst = max(errors, key=lambda each: each.error)
+            rows.append(Row(what, len(errors), worst, worst.error <= self.budget.value))
+        return rows
+
+    @property
+    def failures(self) -> list[str]:
+        """One line for everything that does not hold."""
+        budget = self.budget.value
+        lines = [f"{row.what}: {row.worst.name} is off by {row.worst.error:.1e}" for row in self.rows if not row.passed]
+        lines = [f"{line}, budget {budget:.1e}" for line in lines]
+        lines += [f"{check.what}: {_differing(check)}" for check in self.exact if not check.passed]
+        return lines + [f"trace of rank {trace.rank}: {trace.difference}" for trace in self.traces if not trace.passed]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all holds."""
+        return bool(self.errors and self.traces) and not self.failures
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        mode = "with" if self.subject["sequence_parallel"] else "without"
+        who = f"{self.subject['model']} at tp={self.subject['tp']} {mode} sequence parallelism"
+        num_checks = len(self.rows) + len(self.exact) + len(self.traces)
+        if self.passed:
+            return f"PASS: {who} equals its unsharded fp64 twin ({num_checks} of {num_checks} checks)"
+        return f"FAIL: {who} is not its unsharded fp64 twin ({len(self.failures)} of {num_checks} checks fail)"
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number, for a program."""
+        return {
+            "passed": self.passed,
+            "verdict": self.verdict,
+            "subject": self.subject,
+            "budget": {"value": self.budget.value, "formula": str(self.budget)},
+            "failures": self.failures,
+            "errors": [vars(error) | {"passed": error.error <= self.budget.value} for error in self.errors],
+            "exact": [vars(check) | {"passed": check.passed} for check in self.exact],
+            "traces": [
+                {
+                    "rank": trace.rank,
+                    "num_collectives": trace.num_promised,
+                    "difference": None if trace.difference is None else str(trace.difference),
+                    "passed": trace.passed,
+                }
+                for trace in self.traces
+            ],
+        }
+
+
+def build_table(report: Report) -> RenderableType:
+    """The report for a reader."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, justify in (("check", "left"), ("worst of", "right"), ("error", "right")):
+        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for heading in ("budget", "reordering"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for row in report.rows:
+        numbers = (f"{row.worst.error:.1e}", f"{report.budget.value:.1e}", f"{row.worst.reordering_error:.1e}")
+        table.add_row(row.what, str(row.num_tensors), *numbers, _mark(row.passed))
+    for check in report.exact:
+        table.add_row(check.what, str(check.num_compared), "exact" if check.passed else "differs", "", "", _mark(check.passed))
+    for trace in report.traces:
+        found = "equal" if trace.passed else "differs"
+        table.add_row(f"collectives of rank {trace.rank}", str(trace.num_promised), found, "", "", _mark(trace.passed))
+    notes = [str(report.budget), "error and reordering error (unsharded, sums in another order): against fp64, worst element"]
+    parts: list[RenderableType] = [table, "", *(Text(note, style="dim") for note in notes)]
+    parts += [Text(f"  {line}", style="red") for line in report.failures]
+    return Group(*parts, "", Text(report.verdict, style="bold green" if report.passed else "bold red"))
+
+
+def _mark(passed: bool) -> Text:
+    return Text("pass", style="green") if passed else Text("FAIL", style="bold red")
+
+
+def _differing(check: ExactCheck) -> str:
+    if not check.num_compared:
+        return "nothing was compared"
+    shown = "; ".join(check.differing[:3])
+    return shown + (f"; and {len(check.differing) - 3} more" if len(check.differing) > 3 else "")
+
+
+def _family(error: TensorError) -> str:
+    """`gradient` of `layers.3.attention.wq.weight` -> `gradient of layers.*.attention`."""
+    if error.quantity == error.name:
+        return error.quantity
+    module = re.sub(r"(?<![^.])\d+(?![^.])", "*", error.name.rpartition(".")[0])
+    return f"{error.quantity} of {'.'.join(module.split('.')[:3])}"

@@ -1,0 +1,1 @@
+"""Checks that run the model, sharded and unsharded."""

@@ -1,0 +1,47 @@
+"""How far a model computed in one precision may be from the same model computed exactly."""
+
+from dataclasses import dataclass
+from math import sqrt
+
+_EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7}
+
+_DEVIATIONS = 4
+"""The worst of a tensor's elements is compared, and the worst of 10^4 normal deviates is 4 standard deviations out."""
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """The error allowed in any compared value, relative to the typical size of its tensor.
+
+    A GEMM that sums K terms in float32 is off by about sqrt(K) * eps(float32), because the roundings of the partial sums add
+    up like a random walk, and its result is rounded to the compute dtype once more. A value that has come through n GEMMs
+    has gathered n such errors, again independent: they grow with sqrt(n).
+
+    Attributes:
+        dtype: compute dtype.
+        longest_sum: K, terms of the longest sum in the model.
+        num_gemms: n, GEMMs on the longest path: 5 a block forward (projections, scores, values or up, out, down), twice
+            that backward, and the two ends of the model.
+    """
+
+    dtype: str
+    longest_sum: int
+    num_gemms: int
+
+    @property
+    def value(self) -> float:
+        """The largest relative error allowed."""
+        per_gemm = _EPSILON[self.dtype] + sqrt(self.longest_sum) * _EPSILON["float32"]
+        return _DEVIATIONS * sqrt(self.num_gemms) * per_gemm
+
+    def __str__(self) -> str:
+        return (
+            f"budget {self.value:.1e} = {_DEVIATIONS} * sqrt(n) * (eps({self.dtype}) + sqrt(K) * eps(float32)): "
+            f"n = {self.num_gemms} GEMMs on the path, K = {self.longest_sum} terms in the longest sum"
+        )
+
+
+def build_budget(dtype: str, *, num_layers: int, longest_sum: int) -> ErrorBudget:
+    """The budget of a transformer of `num_layers` blocks, run forward and backward."""
+    num_forward = 5 * num_layers + 2
+    return ErrorBudget(dtype, longest_sum, 3 * num_forward)

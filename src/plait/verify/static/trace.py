@@ -1,0 +1,70 @@
+"""Compares the collectives a rank issued with those its contract promised: kind, axis, shape, dtype and order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plait.contract.collective import Collective
+from plait.errors import ContractError
+
+_CONTEXT = 2
+"""Collectives shown before the first difference: enough to find the place in the model."""
+
+
+@dataclass(frozen=True)
+class TraceDifference:
+    """The first place where a trace leaves its contract; a side that had ended already is None.
+
+    Attributes:
+        index: position in both lists.
+        before: what both sides agreed on just before.
+    """
+
+    index: int
+    promised: Collective | None
+    issued: Collective | None
+    before: tuple[Collective, ...]
+    num_promised: int
+    num_issued: int
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What differs: names of fields of `Collective`; empty where one side has ended."""
+        if self.promised is None or self.issued is None:
+            return ()
+        names = ("kind", "axis", "degree", "shape", "dtype", "dim", "op")
+        return tuple(name for name in names if getattr(self.promised, name) != getattr(self.issued, name))
+
+    def __str__(self) -> str:
+        what = f"differs in {', '.join(self.fields)}" if self.fields else "is missing" if self.promised else "is extra"
+        lines = [f"collective {self.index} {what} ({self.num_promised} promised, {self.num_issued} issued)"]
+        first = self.index - len(self.before)
+        lines += [f"  {first + offset:4}  both      {agreed}" for offset, agreed in enumerate(self.before)]
+        lines.append(f"  {self.index:4}  promised  {_show(self.promised)}")
+        lines.append(f"  {self.index:4}  issued    {_show(self.issued)}")
+        return "\n".join(lines)
+
+
+def find_difference(promised: Sequence[Collective], issued: Sequence[Collective]) -> TraceDifference | None:
+    """The first difference between a contract and a trace, or None."""
+    for index in range(max(len(promised), len(issued))):
+        promise = promised[index] if index < len(promised) else None
+        issue = issued[index] if index < len(issued) else None
+        if promise != issue:
+            before = tuple(promised[max(0, index - _CONTEXT) : index])
+            return TraceDifference(index, promise, issue, before, len(promised), len(issued))
+    return None
+
+
+def check_trace(promised: Sequence[Collective], issued: Sequence[Collective], *, who: str) -> None:
+    """Compare a trace with its contract; `who` names the rank and the pass.
+
+    Raises:
+        ContractError: the first difference, with what came before it.
+    """
+    difference = find_difference(promised, issued)
+    if difference is not None:
+        raise ContractError(f"{who}: {difference}")
+
+
+def _show(collective: Collective | None) -> str:
+    return "(nothing)" if collective is None else str(collective)
