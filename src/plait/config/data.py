@@ -1,0 +1,35 @@
+"""Where the tokens come from."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from plait.config.problem import Problem
+from plait.config.section import Section
+
+
+def _wrap_single(value: Any) -> Any:
+    """`paths = "corpus.txt"` means a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+Path = Annotated[str, Field(min_length=1)]
+
+
+class DataConfig(Section):
+    """Input files and how they become tokens; relative paths start at the working directory."""
+
+    kind: Literal["text", "jsonl", "tokens"]
+    """Plain text, one JSON object a line, or token ids written before."""
+    paths: Annotated[tuple[Path, ...], Field(min_length=1, strict=False), BeforeValidator(_wrap_single)]
+    """Files, folders (every file below, hidden ones aside) or glob patterns (`src/**/*.py`)."""
+    tokenizer: Path | None = None
+    """A JSON file of the `tokenizers` library."""
+    text_key: Annotated[str, Field(min_length=1)] = "text"
+    """The key of a JSON line that holds the text."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Text needs a tokenizer."""
+        if self.kind != "tokens" and self.tokenizer is None:
+            yield Problem("tokenizer", f'is required: data of kind "{self.kind}" has to be turned into tokens')

@@ -1,0 +1,98 @@
+"""A whole run: model, mesh, precision, data and training, and what they must satisfy together."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from plait.config.data import DataConfig
+from plait.config.model import GptConfig, LlamaConfig, ModelConfig
+from plait.config.parallel import ParallelConfig
+from plait.config.precision import PrecisionConfig
+from plait.config.problem import Problem
+from plait.config.section import Every, Section
+from plait.config.train import TrainConfig
+from plait.errors import ShardingError
+from plait.sharding import Columns, Cut, QueryHeads
+
+
+class RunConfig(Section):
+    """Everything that decides what a run computes."""
+
+    name: str = "run"
+    seed: Every = 0
+    """Key of initialisation, dropout and data order."""
+    out_dir: str = "runs"
+    """Folder of all runs; this one writes to `out_dir/name`."""
+    model: ModelConfig
+    parallel: ParallelConfig = ParallelConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    data: DataConfig | None = None
+    train: TrainConfig = TrainConfig()
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of one training sequence."""
+        return self.train.seq_len or self.model.max_seq_len
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        """T: tokens of one dp rank in one forward and backward."""
+        return self.train.micro_batch_size * self.seq_len
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all dp ranks and micro-batches of one optimizer step."""
+        return self.tokens_per_micro_batch * self.train.gradient_accumulation * self.parallel.dp
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Everything that concerns more than one section."""
+        yield from list_conflicts(dict(self))
+
+
+def list_conflicts(sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems between the sections that are there, so that those of valid ones show beside an invalid one."""
+    for names, rule in _RULES.items():
+        if all(name in sections for name in names):
+            yield from rule(*(sections[name] for name in names))
+
+
+def _list_degree_conflicts(model: LlamaConfig | GptConfig, parallel: ParallelConfig) -> Iterator[Problem]:
+    """Every rank must hold a part of every layer."""
+    heads = QueryHeads(model.num_heads, model.num_kv_heads, model.head_width)
+    query = model.num_heads * model.head_width
+    most = min(model.num_heads, model.mlp_width, model.vocab_size)
+    cuts: tuple[tuple[str, int, Cut], ...] = (
+        ("layers.*.attention.wq [N*H, D]", query, heads),
+        ("layers.*.mlp.w_up [F, D]", model.mlp_width, Columns()),
+        ("embedding and head [V, D]", model.vocab_size, Columns()),
+    )
+    for what, size, cut in cuts:
+        try:
+            cut.build_split(size, parallel.tp)
+        except ShardingError as error:
+            yield Problem("parallel.tp", f"{what}: {error.message}", f"use a degree of at most {most}")
+
+
+def _list_length_conflicts(model: LlamaConfig | GptConfig, train: TrainConfig) -> Iterator[Problem]:
+    """Positions beyond the model's are not defined."""
+    if train.seq_len is not None and train.seq_len > model.max_seq_len:
+        yield Problem("train.seq_len", f"is more than model.max_seq_len = {model.max_seq_len}")
+
+
+def _list_token_conflicts(
+    model: LlamaConfig | GptConfig, parallel: ParallelConfig, train: TrainConfig
+) -> Iterator[Problem]:
+    """Under sequence parallelism every rank must hold a token."""
+    tokens = train.micro_batch_size * (train.seq_len or model.max_seq_len)
+    if parallel.sequence_parallel and tokens < parallel.tp:
+        yield Problem(
+            "parallel.tp",
+            f"{tokens} tokens of a micro-batch cannot be sharded over {parallel.tp} ranks: a rank would have none",
+            "set parallel.sequence_parallel = false, or give a micro-batch more tokens",
+        )
+
+
+_RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
+    ("model", "parallel"): _list_degree_conflicts,
+    ("model", "train"): _list_length_conflicts,
+    ("model", "parallel", "train"): _list_token_conflicts,
+}

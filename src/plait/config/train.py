@@ -1,0 +1,49 @@
+"""How long and how a model is trained."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from plait.config.problem import Problem
+from plait.config.section import Count, Every, Probability, Section
+
+
+class TrainConfig(Section):
+    """Batch, optimizer, schedule and what is written when."""
+
+    steps: Count = 1000
+    seq_len: Count | None = None
+    """Tokens of one sequence; the model's `max_seq_len` unless given."""
+    micro_batch_size: Count = 1
+    """Sequences of one dp rank in one forward and backward."""
+    gradient_accumulation: Count = 1
+    """Micro-batches whose gradients are added up before a step."""
+
+    learning_rate: PositiveFloat = 3e-4
+    """After warm-up; from there a cosine falls to `min_learning_rate_ratio` of it at the last step."""
+    min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    weight_decay: NonNegativeFloat = 0.1
+    beta1: Probability = 0.9
+    beta2: Probability = 0.95
+    eps: PositiveFloat = 1e-8
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Gradients are scaled down to this norm; 0 means measured, not clipped."""
+    label_smoothing: Probability = 0.0
+    z_loss: NonNegativeFloat = 0.0
+    """Weight of the square of the log of the softmax denominator in the loss."""
+
+    checkpoint_every: Every = 0
+    """Steps between checkpoints; the last step is always saved."""
+    check_replicas_every: Every = 100
+    """Steps between checks that replicated parameters are the same on all ranks."""
+    log_every: Count = 1
+    tensorboard: bool = False
+    timeout_s: PositiveFloat = 300.0
+    """How long a collective waits for absent ranks."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        """The warm-up must be over by the last step."""
+        if self.warmup_steps > self.steps:
+            yield Problem("warmup_steps", f"is more than train.steps = {self.steps}")
