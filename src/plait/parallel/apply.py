@@ -1,0 +1,164 @@
+"""Making a model parallel: each module that has a role in the plan is replaced by its twin, and ownership is recorded."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from plait.comm.mesh import Axis, Mesh, build_mesh_from
+from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.errors import ConfigError
+from plait.parallel import match
+from plait.parallel.dropout import Dropout
+from plait.parallel.embedding import VocabParallelEmbedding
+from plait.parallel.linear import Boundary, ColumnParallelLinear, GatherGroup, RowParallelLinear
+from plait.parallel.shard import shard_tensor
+from plait.parallel.token_local import TokenLocal as TokenLocalTwin
+from plait.parallel.token_local import TokenLocalEmbedding
+from plait.sharding import Ownership
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@dataclass
+class Record:
+    """What `parallelize` did to a model."""
+
+    mesh: Mesh
+    plan: Plan
+    ownership: dict[str, Ownership]
+
+
+def parallelize(model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan) -> ModelT:
+    """Replace the modules named in `plan` by their parallel twins, in place, and return the model.
+
+    Parameters become this rank's own parts, as plain tensors under unchanged names; a tied parameter stays one. Weights that
+    are whole on entry (or on the meta device) are cut; nothing is communicated but the making of KV subgroups.
+
+    Raises:
+        ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a degree
+            that cannot be realised, a parameter without a role (its gradient would have no defined state).
+    """
+    if record_of(model) is not None:
+        raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
+    mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
+    roles = match.match_roles(model, plan)
+    ownership = match.derive_ownership(model, roles, mesh.tp.degree, plan)
+    if mesh.tp.degree > 1:
+        build = _Build(model, mesh, plan, ownership, match.canonical_names(model))
+        for name, role in roles.items():
+            build.replace(name, role)
+        build.build_gather_groups(roles)
+    model.plait_record = Record(mesh, plan, ownership)  # type: ignore[assignment]
+    return model
+
+
+def record_of(model: nn.Module) -> Record | None:
+    """What `parallelize` did to `model`; None for an unsharded one."""
+    record = getattr(model, "plait_record", None)
+    return record if isinstance(record, Record) else None
+
+
+def mesh_of(model: nn.Module) -> Mesh | None:
+    """The mesh `model` was parallelized over."""
+    record = record_of(model)
+    return record.mesh if record else None
+
+
+def ownership_of(model: nn.Module) -> dict[str, Ownership]:
+    """Who owns what of every parameter; everything is whole in an unsharded model."""
+    record = record_of(model)
+    if record is not None:
+        return record.ownership
+    return {name: Ownership(name, tuple(param.shape)) for name, param in model.named_parameters()}
+
+
+@dataclass
+class _Build:
+    model: nn.Module
+    mesh: Mesh
+    plan: Plan
+    ownership: dict[str, Ownership]
+    names: dict[str, str]
+    """The one name under which a parameter is owned, by each name it has: a tied parameter has two."""
+    own: dict[str, nn.Parameter] = field(default_factory=dict)
+    """This rank's part of each parameter, made once, so that what was tied stays tied."""
+
+    def replace(self, name: str, role: Role) -> None:
+        module = self.model.get_submodule(name)
+        match role:
+            case Column() | VocabHead():
+                twin: nn.Module = self._column(name, module)
+            case Row():
+                exit = Boundary.build_exit(self.mesh, self.plan.activation, name)
+                twin = RowParallelLinear(self._weight(name, module), self._bias(name, module), exit=exit)
+            case VocabEmbedding():
+                twin = self._embedding(name, module)
+            case HeadLocal(cut):
+                split = cut.build_split(cut.num_heads * cut.head_width, self.mesh.tp.degree)
+                module.apply_heads(split, self.mesh.tp.rank)  # type: ignore[operator]
+                return
+            case TokenLocal():
+                twin = self._token_local(name, module)
+        self.model.set_submodule(name, twin.train(module.training))
+
+    def build_gather_groups(self, roles: dict[str, Role]) -> None:
+        for (parent, group), names in match.list_gather_groups(roles).items():
+            members = [self.model.get_submodule(name) for name in names]
+            entry = Boundary.build_entry(self.mesh, self.plan.activation, f"{parent}.{group}" if parent else group)
+            GatherGroup(self.model.get_submodule(parent), members, entry)  # type: ignore[arg-type]
+
+    def _column(self, name: str, module: nn.Module) -> ColumnParallelLinear:
+        weight, bias = self._weight(name, module), self._bias(name, module)
+        entry = Boundary.build_entry(self.mesh, self.plan.activation, name)
+        return ColumnParallelLinear(weight, bias, entry=entry, shared_over=self._shared_axis(f"{name}.weight"))
+
+    def _embedding(self, name: str, module: nn.Module) -> VocabParallelEmbedding:
+        rows = self._ownership(f"{name}.weight").split
+        assert rows is not None, name
+        return VocabParallelEmbedding(
+            self._weight(name, module),
+            rows=rows,
+            padding_idx=module.padding_idx,  # type: ignore[arg-type]
+            mesh=self.mesh,
+            outside=self.plan.activation,
+            name=name,
+        )
+
+    def _token_local(self, name: str, module: nn.Module) -> nn.Module:
+        if isinstance(module, nn.Dropout):
+            module = Dropout(module.p)
+        if not self.plan.sequence_parallel:
+            return module
+        if isinstance(module, Dropout):
+            module.apply_mesh(self.mesh)
+            return module
+        if not any(True for _ in module.parameters()):
+            return module
+        twin = TokenLocalEmbedding if isinstance(module, nn.Embedding) else TokenLocalTwin
+        return twin(module, mesh=self.mesh, name=name)
+
+    def _shared_axis(self, name: str) -> Axis | None:
+        """The axis of the ranks that hold the same part of parameter `name`, where they are several."""
+        ownership = self._ownership(name)
+        if ownership.reduced_over is None or ownership.split is None:
+            return None
+        return self.mesh.build_subgroup(ownership.reduced_over, ownership.split.replica_groups)
+
+    def _weight(self, name: str, module: nn.Module) -> nn.Parameter:
+        return self._own(f"{name}.weight", module.weight)  # type: ignore[arg-type]
+
+    def _bias(self, name: str, module: nn.Module) -> nn.Parameter | None:
+        return None if module.bias is None else self._own(f"{name}.bias", module.bias)  # type: ignore[arg-type]
+
+    def _own(self, name: str, param: nn.Parameter) -> nn.Parameter:
+        owner = self.names[name]
+        if owner not in self.own:
+            ownership = self.ownership[owner]
+            piece = param if ownership.dim is None else shard_tensor(param, ownership, self.mesh.tp.rank)
+            self.own[owner] = piece if piece is param else nn.Parameter(piece, requires_grad=param.requires_grad)
+        return self.own[owner]
+
+    def _ownership(self, name: str) -> Ownership:
+        return self.ownership[self.names[name]]

@@ -1,0 +1,130 @@
+"""Reading a plan against a model: which module has which role, who owns what, and everything that is wrong with it."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from torch import nn
+
+from plait.contract.parameter import derive_parameter_ownership
+from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.errors import ConfigError, ShardingError
+from plait.parallel.dropout import AttentionDropout
+from plait.sharding import Ownership
+
+_EXPECTED: dict[type, type[nn.Module]] = {
+    Column: nn.Linear,
+    Row: nn.Linear,
+    VocabHead: nn.Linear,
+    VocabEmbedding: nn.Embedding,
+    HeadLocal: AttentionDropout,
+    TokenLocal: nn.Module,
+}
+
+
+def match_roles(model: nn.Module, plan: Plan) -> dict[str, Role]:
+    """The role of every module that has one, by module name, in the model's order.
+
+    Raises:
+        ConfigError: lists every pattern that names no module, module with two roles, wrong module type and parameter without
+            a role.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    problems: list[str] = []
+    roles: dict[str, Role] = {}
+    for pattern, role in plan.resolved.items():
+        matched = [name for name in names if _pattern(pattern).fullmatch(name)]
+        if not matched:
+            problems.append(_unknown_module(pattern, names))
+        for name in matched:
+            if roles.setdefault(name, role) != role:
+                problems.append(f"{name} has two roles, {_title(roles[name])} and {_title(role)}")
+            problems += _check_module(name, model.get_submodule(name), role)
+    problems += _check_every_parameter_has_a_role(model, roles)
+    _raise_all(problems)
+    return {name: roles[name] for name in names if name in roles}
+
+
+def derive_ownership(model: nn.Module, roles: dict[str, Role], degree: int, plan: Plan) -> dict[str, Ownership]:
+    """Who owns what of every parameter at `degree` ranks.
+
+    Raises:
+        ConfigError: lists every cut that cannot be made and every tied parameter whose two uses cut it differently.
+    """
+    names = canonical_names(model)
+    ownership: dict[str, Ownership] = {}
+    problems: list[str] = []
+    for name, param in model.named_parameters(remove_duplicate=False):
+        role = roles[name.rpartition(".")[0]]
+        try:
+            record = derive_parameter_ownership(
+                names[name], tuple(param.shape), role, degree, sequence_parallel=plan.sequence_parallel
+            )
+        except ShardingError as error:
+            problems.append(f"{error.message} ({error.hint})" if error.hint else error.message)
+            continue
+        if ownership.setdefault(names[name], record) != record:
+            problems.append(f"{name} is tied to {names[name]} but cut differently")
+    _raise_all(problems)
+    return ownership
+
+
+def list_gather_groups(roles: dict[str, Role]) -> dict[tuple[str, str], list[str]]:
+    """The column modules that share one gather, by parent module and group name."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, role in roles.items():
+        if isinstance(role, Column) and role.group is not None:
+            groups[name.rpartition(".")[0], role.group].append(name)
+    return groups
+
+
+def canonical_names(model: nn.Module) -> dict[str, str]:
+    """The first name of the parameter behind each name; they differ for a tied one."""
+    first: dict[int, str] = {id(param): name for name, param in model.named_parameters()}
+    return {name: first[id(param)] for name, param in model.named_parameters(remove_duplicate=False)}
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile("[^.]+".join(map(re.escape, path.split("*"))))
+
+
+def _unknown_module(pattern: str, names: Iterable[str]) -> str:
+    shapes = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names))
+    near = get_close_matches(pattern, shapes, n=1)
+    return f"{pattern!r} names no module of the model" + (f"; the nearest is {near[0]!r}" if near else "")
+
+
+def _check_module(name: str, module: nn.Module, role: Role) -> list[str]:
+    expected = _EXPECTED[type(role)]
+    if not isinstance(module, expected):
+        return [f"{name} is a {type(module).__name__}, but role {_title(role)} needs a {expected.__name__}"]
+    if isinstance(module, nn.Embedding) and (module.max_norm or module.sparse or module.scale_grad_by_freq):
+        return [f"{name}: max_norm, sparse and scale_grad_by_freq of nn.Embedding have no parallel twin"]
+    if isinstance(role, TokenLocal) and any("." in param for param, _ in module.named_parameters()):
+        return [f"{name}: role token_local needs a leaf module, but {type(module).__name__} has parameters in submodules"]
+    return []
+
+
+def _check_every_parameter_has_a_role(model: nn.Module, roles: dict[str, Role]) -> list[str]:
+    homeless: dict[str, list[str]] = defaultdict(list)
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        module, _, kind = name.rpartition(".")
+        if module not in roles:
+            homeless[module].append(kind)
+    return [
+        f"{module or 'the model itself'} has parameters ({', '.join(kinds)}) but no role, so how their gradients are to be "
+        "reduced is unknown"
+        for module, kinds in homeless.items()
+    ]
+
+
+def _title(role: Role) -> str:
+    return type(role).__name__
+
+
+def _raise_all(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError.from_problems(
+            "plan", problems, hint="roles are column, row, vocab_embedding, vocab_head, token_local; see plait.Plan"
+        )

@@ -1,0 +1,81 @@
+"""Modules that treat every token alone (norms, position embeddings), on this rank's tokens."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from plait.comm import collectives
+from plait.comm.mesh import Mesh
+from plait.errors import ShardingError
+from plait.parallel.tokens import current_tokens
+from plait.sharding import Invariant, Replicate, derive_transition
+
+_USE = derive_transition(Invariant(), Replicate())
+"""Parameters that every rank holds alike and uses on its own tokens: the f operator of Megatron-LM."""
+
+
+class UseOnOwnTokens(torch.autograd.Function):
+    """Hand whole parameters to a computation on own tokens; their gradients are addends, summed here in one all-reduce."""
+
+    @staticmethod
+    def forward(ctx: Any, mesh: Mesh, name: str, *params: Tensor) -> tuple[Tensor, ...]:
+        ctx.mesh, ctx.name = mesh, name
+        ctx.shapes = [param.shape for param in params]
+        return tuple(param.view_as(param) for param in params)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        flat = grads[0].flatten() if len(grads) == 1 else torch.cat([grad.flatten() for grad in grads])
+        total = collectives.apply(_USE.backward, flat, ctx.mesh.tp, split=None, label=ctx.name)
+        pieces = total.split([shape.numel() for shape in ctx.shapes])
+        return (None, None, *(piece.view(shape) for piece, shape in zip(pieces, ctx.shapes, strict=True)))
+
+
+class TokenLocal(nn.Module):
+    """A module with whole parameters that is given this rank's tokens.
+
+        x_shard    [T/tp, D] -> the same
+        weight     [D]          whole on every rank
+
+        forward    nothing moves
+        backward   one all_reduce over tp of all its parameters' gradients
+
+    The parameters keep their names: `norm.weight` stays `norm.weight`. Contract: `contract.norm.token_local`.
+    """
+
+    def __init__(self, module: nn.Module, *, mesh: Mesh, name: str) -> None:
+        super().__init__()
+        # In a tuple, so that the parameters are registered here only and under their own names.
+        self._module = (module,)
+        for param_name, param in module.named_parameters(recurse=False):
+            self.register_parameter(param_name, param)
+        self.mesh = mesh
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the module on own tokens."""
+        params = {name: param for name, param in self._parameters.items() if param is not None}
+        used = UseOnOwnTokens.apply(self.mesh, self.name, *params.values())
+        return functional_call(self._module[0], dict(zip(params, used, strict=True)), (self._own(x),))
+
+    def _own(self, x: Tensor) -> Tensor:
+        return x
+
+    def extra_repr(self) -> str:
+        """The module inside."""
+        return repr(self._module[0])
+
+
+class TokenLocalEmbedding(TokenLocal):
+    """A whole embedding table looked up for own tokens, given everyone's ids: `[T]` -> `[T/tp, D]` (learned positions)."""
+
+    def _own(self, x: Tensor) -> Tensor:
+        split = current_tokens(self.mesh, self.name)
+        if x.numel() != split.size:
+            raise ShardingError(
+                f"{self.name}: {x.numel()} ids for {split.size} tokens, so they cannot be cut with them",
+                hint="give one id per token of the batch: positions.repeat(batch_size)",
+            )
+        return collectives.take_own(x.flatten(), self.mesh.tp, split)
