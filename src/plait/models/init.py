@@ -1,0 +1,51 @@
+"""Initialisation of our models, the same numbers for every tp degree."""
+
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+
+from plait.config.model import ModelConfig
+from plait.parallel.apply import mesh_of, ownership_of
+from plait.parallel.rng import derive_key, normal_
+from plait.sharding import Ownership
+
+WEIGHT_STD = 0.02
+
+_RESIDUAL_OUTPUTS = ("attention.wo.weight", "mlp.w_down.weight")
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
+    """Fill every parameter as a function of `seed`, its name and the global index of each element, never of the shard.
+
+    Norm weights become 1, biases 0, everything else normal of std 0.02; what writes into the residual stream gets
+    0.02/sqrt(2L), so that the stream's variance does not grow with depth (GPT-2's rule).
+    """
+    _tie_embeddings(model, config)
+    ownership = ownership_of(model)
+    mesh = mesh_of(model)
+    rank = 0 if mesh is None else mesh.tp.rank
+    for name, parameter in model.named_parameters():
+        _fill(parameter, ownership[name], rank, derive_std(name, config.num_layers), derive_key(seed, "init", name))
+
+
+def derive_std(name: str, num_layers: int) -> float:
+    """Standard deviation of the weights of parameter `name`."""
+    return WEIGHT_STD / sqrt(2 * num_layers) if name.endswith(_RESIDUAL_OUTPUTS) else WEIGHT_STD
+
+
+def _fill(parameter: Tensor, ownership: Ownership, rank: int, std: float, key: int) -> None:
+    module, _, kind = ownership.name.rpartition(".")
+    if kind == "bias":
+        parameter.zero_()
+    elif module.endswith("norm"):
+        parameter.fill_(1)
+    else:
+        normal_(parameter, key, ownership.intervals(rank), ownership.shape, std=std)
+
+
+def _tie_embeddings(model: nn.Module, config: ModelConfig) -> None:
+    """Make the tied weight one parameter again: `to_empty` gives each of its two names its own memory."""
+    if config.tied_embeddings:
+        model.get_submodule("head").weight = model.get_submodule("embedding").weight

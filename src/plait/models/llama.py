@@ -1,0 +1,47 @@
+"""The Llama family (Touvron et al., arXiv:2302.13971), which Qwen2 (biases on q, k, v) and SmolLM2 are members of."""
+
+from torch import Tensor, nn
+
+from plait.config.model import LlamaConfig
+from plait.models.attention import LlamaAttention
+from plait.models.mlp import LlamaMLP
+from plait.models.rope import RopeTables, build_rope_tables
+
+
+class LlamaModel(nn.Module):
+    """A causal language model: `tokens_BS` of int64 in, logits `[T, V]` out, `T = B*S`."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.layers = nn.ModuleList(LlamaBlock(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        if config.tied_embeddings:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Return the logits of the token after each."""
+        size_BS = (tokens_BS.shape[0], tokens_BS.shape[1])
+        x_TD = self.embedding(tokens_BS.flatten())
+        rope = build_rope_tables(self.config, size_BS[1], like=x_TD)
+        for layer in self.layers:
+            x_TD = layer(x_TD, size_BS, rope)
+        return self.head(self.norm(x_TD))
+
+
+class LlamaBlock(nn.Module):
+    """Attention and MLP, each behind its norm and beside the residual stream, `[T, D] -> [T, D]`."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention = LlamaAttention(config)
+        self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.mlp = LlamaMLP(config)
+
+    def forward(self, x_TD: Tensor, size_BS: tuple[int, int], rope: RopeTables) -> Tensor:
+        """Add what attention and the MLP contribute."""
+        x_TD = x_TD + self.attention(self.attention_norm(x_TD), size_BS, rope)
+        return x_TD + self.mlp(self.mlp_norm(x_TD))

@@ -1,0 +1,152 @@
+"""Dropout whose mask is a function of seed, module name and global token index: the same for every dp and tp degree.
+
+Nothing is drawn from a generator, so a mask can be drawn again (activation checkpointing, resume, another mesh) and every
+cut of the tokens or heads sees its part of one mask.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm.mesh import Mesh
+from plait.errors import ConfigError, ShardingError
+from plait.parallel.rng import bernoulli_mask, derive_key
+from plait.sharding import Interval, Split
+
+
+class _KeyedDropout(nn.Module):
+    """What both dropouts share: the rate, and the key and position that fix the mask."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ConfigError(f"a dropout rate of {p} is not 0 <= p < 1")
+        self.p = p
+        self.key: int | None = None
+        self.first_token: int | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether forward changes anything."""
+        return self.training and self.p > 0
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+    def _derive_mask(self, x: Tensor, intervals: tuple[Interval, ...], global_shape: tuple[int, ...]) -> Tensor:
+        if self.key is None:
+            raise ConfigError(
+                "dropout in training mode has no seed, so its mask is not defined",
+                hint="call plait.parallel.dropout.seed_dropout(model, seed) once, after building the model",
+            )
+        return bernoulli_mask(self.key, intervals, global_shape, 1 - self.p, device=x.device).view(x.shape)
+
+    def _require_first_token(self) -> int:
+        if self.first_token is None:
+            raise ConfigError(
+                "dropout in training mode does not know its tokens' position in the run: every step would get one mask",
+                hint="call plait.parallel.dropout.set_dropout_offset(model, first_token) before each forward",
+            )
+        return self.first_token
+
+
+class Dropout(_KeyedDropout):
+    """Dropout of activations, `[T, D]` or `[T/tp, D]` or with any leading dims of tokens.
+
+    Element `[t, d]` of the mask belongs to token `first_token + t` of the run. Saves one byte per element for backward.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p)
+        self.mesh: Mesh | None = None
+
+    def apply_mesh(self, mesh: Mesh) -> None:
+        """Read from `mesh.tokens` which tokens this rank holds (sequence parallelism)."""
+        self.mesh = mesh
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        """Zero each element with probability `p` and scale the rest to keep the mean."""
+        if not self.is_active:
+            return x_TD
+        width = x_TD.shape[-1]
+        own = self._derive_own_tokens(x_TD.numel() // width)
+        first_token = self._require_first_token()
+        rows = Interval(first_token + own.start, first_token + own.stop)
+        mask = self._derive_mask(x_TD, (rows, Interval(0, width)), (rows.stop, width))
+        return _Mask.apply(x_TD, mask, 1 / (1 - self.p))
+
+    def _derive_own_tokens(self, num_rows: int) -> Interval:
+        if self.mesh is None or self.mesh.tokens is None:
+            return Interval(0, num_rows)
+        own = self.mesh.tokens.intervals[self.mesh.tp.rank]
+        if len(own) != num_rows:
+            raise ShardingError(f"dropout got {num_rows} tokens, but tp rank {self.mesh.tp.rank} holds tokens {own}")
+        return own
+
+
+class AttentionDropout(_KeyedDropout):
+    """Dropout of attention probabilities `[B, N, S, S]` or `[B, N/tp, S, S]`.
+
+    The mask belongs to the global sequence and head. Saves one byte per element for backward.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p)
+        self.heads: tuple[Split, int] | None = None
+
+    def apply_heads(self, split: Split, rank: int) -> None:
+        """Take the heads that `split` (of heads, or of the query features) gives to tp rank `rank`."""
+        self.heads = (split, rank)
+
+    def forward(self, probabilities_BNSS: Tensor) -> Tensor:
+        """Zero each probability with probability `p` and scale the rest to keep the mean."""
+        if not self.is_active:
+            return probabilities_BNSS
+        batch, num_local, num_queries, num_keys = probabilities_BNSS.shape
+        first, remainder = divmod(self._require_first_token(), num_queries)
+        if remainder:
+            raise ShardingError(f"the first token {self.first_token} does not begin a sequence of {num_queries} tokens")
+        heads, num_heads = self._derive_own_heads(num_local)
+        intervals = (Interval(first, first + batch), heads, Interval(0, num_queries), Interval(0, num_keys))
+        mask = self._derive_mask(probabilities_BNSS, intervals, (first + batch, num_heads, num_queries, num_keys))
+        return _Mask.apply(probabilities_BNSS, mask, 1 / (1 - self.p))
+
+    def _derive_own_heads(self, num_local: int) -> tuple[Interval, int]:
+        if self.heads is None:
+            return Interval(0, num_local), num_local
+        split, rank = self.heads
+        own = split.intervals[rank]
+        width, remainder = divmod(len(own), num_local)
+        if remainder:
+            raise ShardingError(f"attention dropout got {num_local} heads, but tp rank {rank} holds features {own}")
+        return Interval(own.start // width, own.stop // width), split.size // width
+
+
+class _Mask(torch.autograd.Function):
+    """`x * mask * scale`, which keeps the one-byte mask and not `x`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(mask)
+        ctx.scale = scale
+        return (x * mask).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
+        (mask,) = ctx.saved_tensors
+        return (grad_y * mask).mul_(ctx.scale), None, None
+
+
+def seed_dropout(model: nn.Module, seed: int) -> None:
+    """Key every dropout of `model` by `seed` and its module path."""
+    for name, module in model.named_modules():
+        if isinstance(module, _KeyedDropout):
+            module.key = derive_key(seed, "dropout", name)
+
+
+def set_dropout_offset(model: nn.Module, first_token: int) -> None:
+    """Say which token of the whole run the next forward's first token is, so that no two steps share a mask."""
+    for module in model.modules():
+        if isinstance(module, _KeyedDropout):
+            module.first_token = first_token
