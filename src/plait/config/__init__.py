@@ -1,1 +1,26 @@
 """Frozen configs of models and runs, presets, TOML and `key=value` overrides, without torch."""
+
+from plait.config.data import DataConfig
+from plait.config.load import load_run_config
+from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig, ModelConfig
+from plait.config.parallel import ParallelConfig
+from plait.config.precision import PrecisionConfig
+from plait.config.presets import Preset, list_presets, load_preset
+from plait.config.run import RunConfig
+from plait.config.train import TrainConfig
+
+__all__ = [
+    "DataConfig",
+    "GptConfig",
+    "Llama3RopeScaling",
+    "LlamaConfig",
+    "ModelConfig",
+    "ParallelConfig",
+    "PrecisionConfig",
+    "Preset",
+    "RunConfig",
+    "TrainConfig",
+    "list_presets",
+    "load_preset",
+    "load_run_config",
+]

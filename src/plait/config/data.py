@@ -22,7 +22,7 @@ class DataConfig(Section):
 
     kind: Literal["text", "jsonl", "tokens"]
     """Plain text, one JSON object a line, or token ids written before."""
-    paths: Annotated[tuple[Path, ...], Field(min_length=1, strict=False), BeforeValidator(_wrap_single)]
+    paths: Annotated[tuple[Path, ...], Field(strict=False), BeforeValidator(_wrap_single)]
     """Files, folders (every file below, hidden ones aside) or glob patterns (`src/**/*.py`)."""
     tokenizer: Path | None = None
     """A JSON file of the `tokenizers` library."""
@@ -30,6 +30,8 @@ class DataConfig(Section):
     """The key of a JSON line that holds the text."""
 
     def conflicts(self) -> Iterator[Problem]:
-        """Text needs a tokenizer."""
+        """There must be something to read, and a tokenizer where it is text."""
+        if not self.paths:
+            yield Problem("paths", "is empty")
         if self.kind != "tokens" and self.tokenizer is None:
             yield Problem("tokenizer", f'is required: data of kind "{self.kind}" has to be turned into tokens')

@@ -1,7 +1,7 @@
 """Reading the `config.json` of a Hugging Face model: the Llama-shaped architectures and GPT-2.
 
-What our models do not compute is refused by name and value, never ignored. A Mistral sliding window is kept as a shorter
-`max_seq_len`: within the window, windowed attention and full attention are the same.
+What our models do not compute is refused by name and value, never ignored. A Mistral sliding window is kept as a
+shorter `max_seq_len`: within the window, windowed attention and full attention are the same.
 """
 
 import json
@@ -13,6 +13,11 @@ from plait.config.problem import Problem, describe_nearest
 from plait.errors import ConfigError
 
 Fields = Mapping[str, Any]
+
+
+def is_hf_config(path: Path) -> bool:
+    """Whether `path` is a JSON file, or a folder with a `config.json`."""
+    return (path.suffix == ".json" and path.is_file()) or (path / "config.json").is_file()
 
 
 def load_hf_fields(path: Path) -> dict[str, Any]:
@@ -71,8 +76,9 @@ def _convert_llama(source: Fields) -> tuple[dict[str, Any], list[Problem]]:
 
 def _convert_mistral(source: Fields) -> tuple[dict[str, Any], list[Problem]]:
     fields, problems = _convert_llama(source)
-    if source.get("sliding_window") is not None:
-        fields["max_seq_len"] = min(fields["max_seq_len"], source["sliding_window"])
+    window, length = source.get("sliding_window"), fields["max_seq_len"]
+    if isinstance(window, int) and isinstance(length, int):
+        fields["max_seq_len"] = min(length, window)
     return fields, problems
 
 
@@ -117,17 +123,19 @@ _CONVERTERS: dict[str, Callable[[Fields], tuple[dict[str, Any], list[Problem]]]]
 def _convert_rope(source: Fields) -> tuple[dict[str, Any], list[Problem]]:
     """Transformers 4 writes `rope_theta` and `rope_scaling`, Transformers 5 both in `rope_parameters`."""
     parameters = source.get("rope_parameters") or source.get("rope_scaling") or {}
-    fields: dict[str, Any] = {"rope_theta": float(parameters.get("rope_theta", source.get("rope_theta", 10_000.0)))}
+    if not isinstance(parameters, Mapping):
+        return {}, [Problem("rope_scaling", f"{json.dumps(parameters)}: should be an object")]
+    fields = {"rope_theta": parameters.get("rope_theta", source.get("rope_theta", 10_000.0))}
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "llama3":
         fields["rope_scaling"] = {
-            "factor": float(parameters["factor"]),
-            "low_freq_factor": float(parameters["low_freq_factor"]),
-            "high_freq_factor": float(parameters["high_freq_factor"]),
+            "factor": parameters["factor"],
+            "low_freq_factor": parameters["low_freq_factor"],
+            "high_freq_factor": parameters["high_freq_factor"],
             "original_max_seq_len": parameters["original_max_position_embeddings"],
         }
     elif kind != "default":
-        return fields, [Problem("rope_scaling.rope_type", f'"{kind}": only "llama3" and "default" are supported')]
+        return fields, [Problem("rope_type", f'{json.dumps(kind)}: only "llama3" and "default" are supported')]
     return fields, []
 
 

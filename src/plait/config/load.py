@@ -1,22 +1,21 @@
-"""From a file, a preset or a Hugging Face folder, and overrides, to a checked run config."""
+"""From a source and `key=value` overrides to a checked run config."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
 
 from plait.config.data import DataConfig
-from plait.config.hf import load_hf_fields
-from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig
+from plait.config.model import FAMILIES, Llama3RopeScaling
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
-from plait.config.presets import list_presets, load_preset
 from plait.config.problem import Problem, describe_nearest, list_problems
 from plait.config.run import RunConfig, list_conflicts
 from plait.config.section import Section
-from plait.config.toml import load_overrides, load_toml, merge_trees
+from plait.config.source import derive_model_fields, load_source
+from plait.config.toml import load_overrides, merge_trees
 from plait.config.train import TrainConfig
 from plait.errors import ConfigError
 
@@ -26,22 +25,111 @@ _SECTIONS: dict[str, type[Section]] = {
     "data": DataConfig,
     "train": TrainConfig,
 }
-_FAMILIES: dict[str, type[LlamaConfig] | type[GptConfig]] = {"llama": LlamaConfig, "gpt": GptConfig}
 
 
 def load_run_config(source: str, overrides: Sequence[str] = ()) -> RunConfig:
     """Load a TOML file, a preset by its name, or a Hugging Face `config.json` or its folder.
 
-    `[model] preset = "..."` names any of the last three; further keys of `[model]` override it.
+    In a file, `[model] preset` is a preset or Hugging Face path, and further keys of `[model]` override it. An override
+    `model.preset=...` replaces the file's whole model.
 
     Raises:
-        ConfigError: every problem at once, those of file and overrides together.
+        ConfigError: every problem at once, those of the file and of the overrides together.
     """
-    tree = _load_source(source)
     over, problems = load_overrides(overrides)
+    tree = load_source(source)
+    if "preset" in _get_table(over, "model"):
+        tree.pop("model", None)
     tree = merge_trees(tree, over)
+    config, found = _build_run_config(tree)
+    problems += found
+    if config is None or problems:
+        raise _build_error(source, tree, over, problems)
+    return config
+
+
+def _build_run_config(tree: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
+    resolved = dict(tree)
+    problems: list[Problem] = []
+    if isinstance(tree.get("model", {}), Mapping):
+        model = derive_model_fields(_get_table(tree, "model"))
+        if isinstance(model, Problem):
+            problems.append(model)
+            resolved.pop("model", None)
+        else:
+            resolved["model"] = model
+    resolved, unknown = _drop_unknown_keys(resolved)
+    problems += unknown
+    try:
+        return RunConfig.model_validate(resolved), problems
+    except ValidationError as error:
+        problems += [problem for problem in list_problems(error) if problem != Problem("model", "is required")]
+    return None, [*problems, *list_conflicts(_build_valid_sections(resolved))]
+
+
+def _drop_unknown_keys(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Leave only what a config has, so that a misspelt key does not hide other problems of its section."""
+    kinds: dict[str, type[Section]] = {"": RunConfig, **_SECTIONS}
+    family = _get_table(tree, "model").get("family")
+    if family in FAMILIES:
+        kinds |= {"model": FAMILIES[family], "model.rope_scaling": Llama3RopeScaling}
+
+    def clean(table: Mapping[str, Any], section: str) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        for name, value in table.items():
+            key = f"{section}.{name}".lstrip(".")
+            if section in kinds and name not in kinds[section].model_fields:
+                problems.append(Problem(key, "unknown key", describe_nearest(name, kinds[section].model_fields)))
+            else:
+                kept[name] = clean(value, key) if isinstance(value, Mapping) else value
+        return kept
+
+    problems: list[Problem] = []
+    return clean(tree, ""), problems
+
+
+def _build_valid_sections(tree: Mapping[str, Any]) -> dict[str, Section]:
+    """The sections that can be built, to be compared with each other although another one cannot."""
+    kinds = dict(_SECTIONS)
+    if "family" in _get_table(tree, "model"):
+        kinds["model"] = FAMILIES[tree["model"]["family"]]
     sections: dict[str, Section] = {}
-    problems += _build_sections(tree, sections)
-    if not problems:
-        return RunConfig(**tree | sections)
-    raise _build_error(source, tree, over, problems)
+    for name, kind in kinds.items():
+        with suppress(ValidationError):
+            sections[name] = kind.model_validate(tree.get(name, {}))
+    return sections
+
+
+def _build_error(
+    source: str, tree: Mapping[str, Any], over: Mapping[str, Any], problems: Sequence[Problem]
+) -> ConfigError:
+    """One error with every problem; a single one keeps its hint apart."""
+    if len(problems) == 1:
+        return ConfigError(f"{source}: {_describe(problems[0], tree, over)}", hint=problems[0].hint)
+    described = [
+        _describe(problem, tree, over) + (f" ({problem.hint})" if problem.hint else "") for problem in problems
+    ]
+    return ConfigError.from_problems(source, described)
+
+
+def _describe(problem: Problem, tree: Mapping[str, Any], over: Mapping[str, Any]) -> str:
+    """`parallel.tp = 16 (command line): <text>`."""
+    value = _look_up(tree, problem.key)
+    shown = "" if value is None or isinstance(value, Mapping) else f" = {json.dumps(value, default=str)}"
+    origin = "" if _look_up(over, problem.key) is None else " (command line)"
+    return f"{problem.key}{shown}{origin}: {problem.text}"
+
+
+def _look_up(tree: Mapping[str, Any], key: str) -> Any:
+    value: Any = tree
+    for part in key.split("."):
+        if isinstance(value, list) and part.isdigit():
+            value = value[int(part)]
+        else:
+            value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _get_table(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    table = tree.get(key)
+    return table if isinstance(table, Mapping) else {}

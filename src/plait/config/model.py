@@ -113,6 +113,8 @@ class GptConfig(Section):
 
 ModelConfig = Annotated[LlamaConfig | GptConfig, Field(discriminator="family")]
 
+FAMILIES: dict[str, type[LlamaConfig] | type[GptConfig]] = {"llama": LlamaConfig, "gpt": GptConfig}
+
 
 def _list_head_width_conflicts(model: LlamaConfig | GptConfig) -> Iterator[Problem]:
     is_derived = "head_width" not in model.model_fields_set

@@ -18,9 +18,7 @@ class Preset:
 
 _LLAMA2 = {"vocab_size": 32_000, "max_seq_len": 4096}
 _LLAMA3 = {"vocab_size": 128_256, "rope_theta": 500_000.0, "num_kv_heads": 8}
-_LLAMA31_SCALING = Llama3RopeScaling(
-    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192
-)
+_LLAMA31_SCALING = Llama3RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=8192)
 _KORTHIKANTI = {"vocab_size": 51_200, "max_seq_len": 2048, "dropout": 0.1, "attention_dropout": 0.1}
 _TINY = {"num_layers": 2, "width": 64, "num_heads": 8, "vocab_size": 256, "max_seq_len": 64}
 

@@ -1,6 +1,6 @@
 """One problem of a config: the key, what is wrong with it, and how to go on; all of them are reported together."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -20,31 +20,35 @@ class Problem:
         return replace(self, key=".".join(part for part in (section, self.key) if part))
 
 
-def describe_nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean "steps"?`, or the list of what is known."""
+def describe_nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """`did you mean "steps"?`, or the list of what is known; a `cutoff` of 1 takes equal names only."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    near = get_close_matches(name, names, n=1, cutoff=cutoff)
     return f'did you mean "{near[0]}"?' if near else f"known are {', '.join(names)}"
 
 
-def list_problems(error: ValidationError, known_keys: Mapping[str, Iterable[str]]) -> list[Problem]:
-    """What pydantic found, as problems with the keys that the user wrote.
-
-    `known_keys` are the keys of each section (`""` the outermost), to name the nearest to an unknown one.
-    """
+def list_problems(error: ValidationError) -> list[Problem]:
+    """What pydantic found, as problems with the keys that the user wrote."""
     problems: list[Problem] = []
     for detail in error.errors(include_url=False):
-        key = ".".join(map(str, detail["loc"]))
+        key = _build_key(detail["loc"])
         match detail["type"]:
             case "conflicts":
                 problems += [problem.within(key) for problem in detail["ctx"]["problems"]]
-            case "extra_forbidden":
-                section, _, name = key.rpartition(".")
-                problems.append(Problem(key, "unknown key", describe_nearest(name, known_keys.get(section, ()))))
             case "missing":
                 problems.append(Problem(key, "is required"))
+            case "model_type" | "model_attributes_type":
+                problems.append(Problem(key, "should be a table"))
             case "default_factory_not_called":
                 pass  # the value it is derived from is the problem, and is reported
             case _:
-                problems.append(Problem(key, detail["msg"].removeprefix("Input ").removeprefix("Value error, ")))
+                problems.append(Problem(key, detail["msg"].removeprefix("Input ")))
     return problems
+
+
+def _build_key(location: tuple[int | str, ...]) -> str:
+    """Dotted, without the tag of the model's family that pydantic puts behind `model`."""
+    parts = [str(part) for part in location]
+    if parts[:1] == ["model"]:
+        del parts[1:2]
+    return ".".join(parts)

@@ -1,14 +1,16 @@
 """A whole run: model, mesh, precision, data and training, and what they must satisfy together."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from plait.config.data import DataConfig
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.problem import Problem
-from plait.config.section import Every, Section
+from plait.config.section import Section
 from plait.config.train import TrainConfig
 from plait.errors import ShardingError
 from plait.sharding import Columns, Cut, QueryHeads
@@ -17,8 +19,8 @@ from plait.sharding import Columns, Cut, QueryHeads
 class RunConfig(Section):
     """Everything that decides what a run computes."""
 
-    name: str = "run"
-    seed: Every = 0
+    name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
+    seed: Annotated[int, Field(ge=0)] = 0
     """Key of initialisation, dropout and data order."""
     out_dir: str = "runs"
     """Folder of all runs; this one writes to `out_dir/name`."""

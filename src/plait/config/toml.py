@@ -38,7 +38,7 @@ def load_overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], list[Probl
             hint = "overrides look like train.steps=100"
             problems.append(Problem(override, "an override must be of the form key=value", hint))
             continue
-        value = _parse_value(text.strip())
+        value: Any = _parse_value(text.strip())
         for part in reversed(key.strip().split(".")):
             value = {part: value}
         tree = merge_trees(tree, value)
