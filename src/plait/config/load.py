@@ -64,7 +64,8 @@ def _build_run_config(tree: Mapping[str, Any]) -> tuple[RunConfig | None, list[P
         return RunConfig.model_validate(resolved), problems
     except ValidationError as error:
         problems += [problem for problem in list_problems(error) if problem != Problem("model", "is required")]
-    return None, [*problems, *list_conflicts(_build_valid_sections(resolved))]
+    conflicts = list_conflicts(_build_valid_sections(resolved))
+    return None, list(dict.fromkeys([*problems, *conflicts]))
 
 
 def _drop_unknown_keys(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

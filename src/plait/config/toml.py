@@ -50,8 +50,10 @@ def merge_trees(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
-        is_table = isinstance(value, Mapping) and isinstance(below, Mapping)
-        merged[key] = merge_trees(below, value) if is_table else value
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = merge_trees(below, value)
+        else:
+            merged[key] = value
     return merged
 
 
