@@ -4,10 +4,10 @@ _SI = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")
 
 
 def format_si(value: float, unit: str, *, digits: int = 3) -> str:
-    """`67108864, "B"` -> `67.1 MB`: decimal prefixes, `digits` significant digits, exact below 1000."""
+    """`67108864, "B"` -> `67.1 MB`: decimal prefixes, `digits` significant digits, whole numbers below 1000 exact."""
     for scale, prefix in _SI:
-        if abs(value) >= scale:
-            scaled = value / scale
+        scaled = float(f"{value / scale:.{digits}g}")
+        if abs(scaled) >= 1:
             decimals = max(0, digits - len(str(int(abs(scaled)))))
             return f"{scaled:.{decimals}f} {prefix}{unit}"
     return f"{value:.{digits}g} {unit}".rstrip() if value != int(value) else f"{int(value)} {unit}".rstrip()
@@ -29,6 +29,7 @@ def format_seconds(value_s: float) -> str:
         minutes, seconds = divmod(round(value_s), 60)
         return f"{minutes} min {seconds:02d} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if value_s >= scale:
-            return f"{value_s / scale:.3g} {unit}"
+        scaled = float(f"{value_s / scale:.3g}")
+        if scaled >= 1:
+            return f"{scaled:.3g} {unit}"
     return f"{value_s / 1e-9:.3g} ns"

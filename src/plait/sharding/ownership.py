@@ -7,6 +7,7 @@ replicated over a subgroup of consecutive ranks, and then its gradient is summed
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import groupby
 
 from plait.errors import ShardingError
 from plait.sharding.placement import Invariant, Placement, Shard
@@ -46,7 +47,7 @@ class Split:
     intervals: tuple[Interval, ...]
 
     def __post_init__(self) -> None:
-        distinct = list(dict.fromkeys(interval for interval in self.intervals if len(interval)))
+        distinct = [interval for interval, _ in groupby(self.intervals) if len(interval)]
         edges = [0, *(interval.stop for interval in distinct)]
         if [interval.start for interval in distinct] != edges[:-1] or edges[-1] != self.size:
             listed = ", ".join(map(str, self.intervals))
@@ -169,7 +170,7 @@ class Ownership:
     split: Split | None = None
     """How `dim` is cut."""
     reduced_over: str | None = None
-    """The axis over which the layer itself has to sum this parameter's gradient: `tp`, the subgroup `tp/kv`, or none."""
+    """The axis over which the layer itself has to sum the gradient: `tp`, the subgroup `tp/kv`, or none."""
 
     def __post_init__(self) -> None:
         if (self.dim is None) != (self.split is None):
