@@ -1,0 +1,81 @@
+"""The rows of the transition table as one differentiable operation."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm import collectives
+from plait.comm.collectives import DimSplit
+from plait.comm.mesh import Axis
+from plait.sharding import Kind, Placement, Shard, Split, Transition, derive_transition
+
+_derive = lru_cache(maxsize=256)(derive_transition)
+
+
+def redistribute(
+    x: Tensor,
+    axis: Axis,
+    source: Placement,
+    target: Placement,
+    *,
+    split: Split | None = None,
+    target_split: Split | None = None,
+    label: str = "",
+) -> Tensor:
+    """Bring `x` from one state on an axis into another; its gradient goes the derived way back.
+
+    `split` says how the dim of the `Shard` among them is cut; between two shards, how that of `source` is, and
+    `target_split` how that of `target` is.
+
+    Raises:
+        ShardingError: the table has no such transition, or `x` is not what `source` says.
+    """
+    transition = _derive(source, target)
+    if axis.degree == 1 or (transition.forward is Kind.NOTHING and transition.backward is Kind.NOTHING):
+        return x
+    splits = (split, split if target_split is None else target_split)
+    return Redistribute.apply(x, axis, transition, splits, label)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class Redistribute(torch.autograd.Function):
+    """One row of the transition table.
+
+        forward     y = transition.forward(x)
+        backward    grad_x = transition.backward(grad_y), itself a row of the table
+
+    A gradient that nothing asked for arrives as zeros: every rank issues its collective all the same.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, axis: Axis, transition: Transition, splits: tuple[Split | None, Split | None], label: str
+    ) -> Tensor:
+        ctx.axis, ctx.transition, ctx.splits, ctx.label = axis, transition, splits, label
+        return _apply(transition, x, axis, splits, label)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        conjugate = _conjugate(ctx.transition)
+        grad_x = Redistribute.apply(grad_y, ctx.axis, conjugate, ctx.splits[::-1], ctx.label)  # type: ignore[no-untyped-call]
+        return grad_x, None, None, None, None
+
+
+@lru_cache(maxsize=256)
+def _conjugate(transition: Transition) -> Transition:
+    return transition.conjugate
+
+
+def _apply(
+    transition: Transition, x: Tensor, axis: Axis, splits: tuple[Split | None, Split | None], label: str
+) -> Tensor:
+    source, target = transition.source, transition.target
+    scatter: DimSplit | None = None
+    if isinstance(source, Shard):
+        dim, split = source.dim, splits[0]
+        if isinstance(target, Shard) and splits[1] is not None:
+            scatter = (target.dim, splits[1])
+    else:
+        dim, split = (target.dim if isinstance(target, Shard) else 0), splits[1]
+    return collectives.apply(transition.forward, x, axis, split=split, dim=dim, scatter=scatter, label=label)
