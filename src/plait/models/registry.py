@@ -1,7 +1,6 @@
 """From a model config to its module."""
 
 import torch
-from torch import nn
 
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.models.gpt import GptModel

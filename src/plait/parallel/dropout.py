@@ -1,7 +1,7 @@
 """Dropout whose mask is a function of seed, module name and global token index: the same for every dp and tp degree.
 
-Nothing is drawn from a generator, so a mask can be drawn again (activation checkpointing, resume, another mesh) and every
-cut of the tokens or heads sees its part of one mask.
+Nothing is drawn from a generator, so a mask can be drawn again (activation checkpointing, resume, another mesh) and
+every cut of the tokens or heads sees its part of one mask.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Random numbers as a function of (key, global element index): bitwise the same for every tp degree, cut and device.
 
-A 64-bit counter-based hash (the finaliser of SplitMix64, Steele et al. 2014, with the key added before and xored between
-its two multiplications) gives one word per element. Everything after it uses only operations that IEEE 754 rounds
-correctly (add, multiply, divide, square root) or integer ones: a library `log` or `cos` may round differently in the
-vector body of a loop and in its tail, and then the bits would depend on where a tensor was cut.
+A 64-bit counter-based hash (the finaliser of SplitMix64, Steele et al. 2014, with the key added before and xored
+between its two multiplications) gives one word per element. Everything after it uses only operations that IEEE 754
+rounds correctly (add, multiply, divide, square root) or integer ones: a library `log` or `cos` may round differently in
+the vector body of a loop and in its tail, and then the bits would depend on where a tensor was cut.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,15 @@ def derive_key(seed: int, *parts: str | int) -> int:
 
 @torch.no_grad()
 def uniform_(
-    tensor: Tensor, key: int, intervals: Sequence[Interval], global_shape: Sequence[int], *, low: float = 0.0, high: float = 1.0
+    tensor: Tensor,
+    key: int,
+    intervals: Sequence[Interval],
+    global_shape: Sequence[int],
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
 ) -> Tensor:
-    """Fill the part `intervals` of a tensor of `global_shape` with uniform numbers from the open interval (low, high)."""
+    """Fill the part `intervals` of a tensor of `global_shape` with uniform numbers between `low` and `high`."""
     for part, index in _iterate_chunks(tensor, intervals, global_shape):
         word = hash_index_(index, key)
         unit = ((word >> 12) & _low_bits(52)).double().add_(0.5).mul_(2.0**-52)
@@ -39,7 +45,13 @@ def uniform_(
 
 @torch.no_grad()
 def normal_(
-    tensor: Tensor, key: int, intervals: Sequence[Interval], global_shape: Sequence[int], *, mean: float = 0.0, std: float = 1.0
+    tensor: Tensor,
+    key: int,
+    intervals: Sequence[Interval],
+    global_shape: Sequence[int],
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
 ) -> Tensor:
     """Fill the part `intervals` of a tensor of `global_shape` with normal numbers.
 
@@ -55,7 +67,12 @@ def normal_(
 
 @torch.no_grad()
 def bernoulli_mask(
-    key: int, intervals: Sequence[Interval], global_shape: Sequence[int], probability: float, *, device: torch.device | str
+    key: int,
+    intervals: Sequence[Interval],
+    global_shape: Sequence[int],
+    probability: float,
+    *,
+    device: torch.device | str,
 ) -> Tensor:
     """Draw the part `intervals` of a bool mask of `global_shape`, each element true with `probability`."""
     mask = torch.empty([len(interval) for interval in intervals], dtype=torch.bool, device=device)
@@ -67,7 +84,7 @@ def bernoulli_mask(
 
 
 def hash_index_(index: Tensor, key: int) -> Tensor:
-    """Replace int64 indices by 64-bit words that look random; int64 multiplication wraps, so this is arithmetic mod 2^64."""
+    """Replace int64 indices by 64-bit words that look random; int64 arithmetic wraps, so all is modulo 2^64."""
     word = index.mul_(_signed(_GAMMA)).add_(_signed(key))
     word ^= (word >> 30) & _low_bits(34)
     word *= _signed(_MIX_1)
@@ -94,7 +111,7 @@ def _signed(word: int) -> int:
 
 
 def _negative_log(bits: Tensor) -> Tensor:
-    """`-ln((bits + 1/2) / 2^32)` for 32-bit integers, by the series of atanh around sqrt(1/2); off by 2e-12 at most."""
+    """`-ln((bits + 1/2) / 2^32)` for 32-bit integers, by the series of atanh around sqrt(1/2); off by 2e-12."""
     mantissa, exponent = torch.frexp(bits.double().add_(0.5))
     ratio = (mantissa - 0.5**0.5).div_(mantissa.add_(0.5**0.5))
     series = _odd_polynomial(ratio, _LOG_TERMS)
@@ -102,7 +119,7 @@ def _negative_log(bits: Tensor) -> Tensor:
 
 
 def _cosine_of_turns(bits: Tensor) -> Tensor:
-    """`cos(2*pi * bits / 2^32)` for 32-bit integers, by the series of the sine on a quarter turn; off by 4e-14 at most."""
+    """`cos(2*pi * bits / 2^32)` for 32-bit integers, by the series of the sine on a quarter turn; off by 4e-14."""
     quarter = bits.double().mul_(2.0**-32).sub_(0.5).abs_().neg_().add_(0.25)
     return _odd_polynomial(quarter, _COSINE_TERMS)
 
@@ -134,7 +151,8 @@ def _iterate_chunks(
     begins = _derive_run_begins(intervals, global_shape, last, tensor.device)
     flat = tensor.view(-1, run)
     num_columns = min(run, CHUNK_ELEMENTS)
-    for row_begins, rows in zip(begins.split(CHUNK_ELEMENTS // num_columns), flat.split(CHUNK_ELEMENTS // num_columns)):
+    num_rows = CHUNK_ELEMENTS // num_columns
+    for row_begins, rows in zip(begins.split(num_rows), flat.split(num_rows), strict=True):
         for column in range(0, run, num_columns):
             part = rows[:, column : column + num_columns]
             steps = torch.arange(column, column + part.shape[1], device=tensor.device)
