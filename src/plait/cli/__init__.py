@@ -1,0 +1,1 @@
+"""The `plait` command: data on stdout, everything else on stderr."""

@@ -1,0 +1,79 @@
+"""The command group: commands are imported when called, and errors become one message and an exit status."""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from plait import __version__
+from plait.errors import ConfigError, PlaitError, VerificationError
+
+_SUMMARIES = {
+    "explain": "What each rank holds, computes and sends",
+    "models": "List the models known by name",
+    "train": "Train a model, or resume its training",
+    "verify": "Compare a sharded model with the unsharded one",
+}
+"""The commands, each the `command` of `plait.cli.NAME`; their help is here so that `--help` imports none of them."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on first use, so that only those that need torch pay for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of `--help`."""
+        return list(_SUMMARIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Import one command."""
+        if cmd_name not in _SUMMARIES:
+            near = get_close_matches(cmd_name, _SUMMARIES, n=1)
+            hint = f'did you mean "{near[0]}"?' if near else f"commands are {', '.join(_SUMMARIES)}"
+            raise ConfigError(f'there is no command "{cmd_name}"', hint=hint)
+        try:
+            command: click.Command = import_module(f"plait.cli.{cmd_name}").command
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "numpy", "safetensors", "tokenizers"):
+                raise
+            message = f"plait {cmd_name} needs {error.name}, which is not installed"
+            raise ConfigError(message, hint="pip install 'plait[torch]'") from error
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the summaries without importing the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_SUMMARIES.items()))
+
+
+@click.group(cls=LazyGroup, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="plait", message="%(prog)s %(version)s")
+def group() -> None:
+    """Tensor-sequence parallelism for PyTorch."""
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit.
+
+    0 all went well, 1 a verification failed, 2 something given cannot work, 130 interrupted.
+    """
+    try:
+        status = group.main(args, prog_name="plait", standalone_mode=False)
+    except PlaitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, VerificationError) else 2)
+    except click.ClickException as error:
+        print(f"error: {_describe_usage(error)}", file=sys.stderr)
+        sys.exit(2)
+    except click.Abort:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _describe_usage(error: click.ClickException) -> str:
+    message = error.format_message().rstrip(".")
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    return message if ctx is None else f"{message}\n\nhint: see {ctx.command_path} --help"
