@@ -28,6 +28,8 @@ class DataConfig(Section):
     """A JSON file of the `tokenizers` library."""
     text_key: Annotated[str, Field(min_length=1)] = "text"
     """The key of a JSON line that holds the text."""
+    end_of_text: Path | None = None
+    """The token put after every document; the tokenizer's usual one unless given."""
 
     def conflicts(self) -> Iterator[Problem]:
         """There must be something to read, and a tokenizer where it is text."""

@@ -1,7 +1,7 @@
 """How long and how a model is trained."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -36,6 +36,10 @@ class TrainConfig(Section):
 
     checkpoint_every: Every = 0
     """Steps between checkpoints; the last step is always saved."""
+    keep_checkpoints: Every = 3
+    """Newest checkpoints that are kept; 0 keeps all."""
+    resume: Literal["auto", "must", "never"] = "auto"
+    """Go on from the run's newest checkpoint: if there is one, always, or never (and then there must be none)."""
     check_replicas_every: Every = 100
     """Steps between checks that replicated parameters are the same on all ranks."""
     log_every: Count = 1

@@ -1,0 +1,1 @@
+"""Sharded checkpoints: every tensor with its global name, shape and intervals, readable at any tp degree."""

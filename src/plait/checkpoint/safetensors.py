@@ -1,0 +1,81 @@
+"""Safetensors files: written to disk for good, read by interval."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from plait.errors import CheckpointError
+from plait.sharding import Interval
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Write `tensors` and return the bytes of the file, which is on disk afterwards, not only in the page cache.
+
+    Raises:
+        CheckpointError: the folder cannot be written, or the disk is full.
+    """
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        sync(path)
+        return path.stat().st_size
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be written ({error})") from error
+
+
+def sync(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+
+
+class PieceReader:
+    """The files of one checkpoint, each opened once; opening checks that a file is as long as its header says."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open: dict[str, Any] = {}
+
+    def check_file(self, file: str, shapes: Mapping[str, list[int]]) -> None:
+        """Check that `file` holds tensors of these names and shapes.
+
+        Raises:
+            CheckpointError: it does not, or it is truncated.
+        """
+        path = self._folder / file
+        with _reporting(path):
+            handle = self._handle(file)
+            absent = sorted(shapes.keys() - set(handle.keys()))
+            differing = [n for n in shapes.keys() - set(absent) if handle.get_slice(n).get_shape() != shapes[n]]
+        if absent or differing:
+            raise CheckpointError(f"{path}: does not hold what the index says: {', '.join([*absent, *differing][:5])}")
+
+    def read(self, file: str, name: str, intervals: tuple[Interval, ...]) -> Tensor:
+        """Read one interval per dim, counted from the start of the piece."""
+        with _reporting(self._folder / file):
+            if not intervals:
+                return self._handle(file).get_tensor(name)
+            piece = self._handle(file).get_slice(name)
+            return torch.as_tensor(piece[tuple(slice(interval.start, interval.stop) for interval in intervals)])
+
+    def _handle(self, file: str) -> Any:
+        if file not in self._open:
+            self._open[file] = safe_open(self._folder / file, framework="pt")
+        return self._open[file]

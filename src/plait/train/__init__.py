@@ -1,0 +1,1 @@
+"""Training: tokens from files, AdamW, accumulation, metrics, checkpoints and exact resume."""

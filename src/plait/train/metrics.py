@@ -1,0 +1,102 @@
+"""What is measured at every step, and where it is written."""
+
+import json
+import math
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plait.errors import ConfigError
+
+Record = Mapping[str, float | int | None]
+
+_PEAK_BF16_FLOPS_PER_S = {
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100 80GB HBM3": 989.4e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989.4e12,
+    "NVIDIA B200": 2250e12,
+}
+"""Dense bfloat16 peak by the start of the device's name, from NVIDIA's datasheets; of nothing else is a peak known."""
+
+
+def find_peak_flops_per_s(device: torch.device, compute: str) -> float | None:
+    """The device's peak where it is known, else None: then no MFU is given rather than a guess."""
+    if device.type != "cuda" or compute != "bfloat16":
+        return None
+    name = torch.cuda.get_device_name(device)
+    known = [prefix for prefix in _PEAK_BF16_FLOPS_PER_S if name.startswith(prefix)]
+    return _PEAK_BF16_FLOPS_PER_S[max(known, key=len)] if known else None
+
+
+def measure_peak_memory_bytes(device: torch.device) -> int:
+    """Most memory this rank has held so far: of the accelerator, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
+
+
+class MetricsFile:
+    """One JSON object a line and step, in `metrics.jsonl`; optionally the same for TensorBoard.
+
+    A resumed run goes on behind the step it resumes from: what an interrupted run wrote beyond it is dropped, so that every
+    step is in the file once.
+    """
+
+    def __init__(self, path: Path, *, resumed_step: int, tensorboard: bool = False) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _keep_until(path, resumed_step)
+        self._file = path.open("a", encoding="utf-8")
+        self._board = _build_board(path.parent / "tensorboard", resumed_step) if tensorboard else None
+
+    def write(self, record: Record) -> None:
+        """Append one step; a value that is not finite, which JSON cannot say, is null."""
+        finite = {key: value if value is None or math.isfinite(value) else None for key, value in record.items()}
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for key, value in finite.items():
+                if key != "step" and value is not None:
+                    self._board.add_scalar(key, value, record["step"])
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics file; a last line cut off in the middle is not one of them."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def _keep_until(path: Path, step: int) -> None:
+    kept = [record for record in read_metrics(path) if record["step"] <= step]
+    beside = path.with_name(f".writing-{path.name}")
+    beside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _build_board(folder: Path, resumed_step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - optional, and slow to import
+    except ImportError as error:
+        raise ConfigError(
+            f"train.tensorboard = true needs the tensorboard package ({error})", hint="pip install 'plait[tensorboard]'"
+        ) from error
+    return SummaryWriter(str(folder), purge_step=resumed_step + 1)

@@ -1,0 +1,94 @@
+"""AdamW over float32 masters, and the one buffer in which gradients are accumulated and reduced."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import collectives
+from plait.comm.mesh import Axis
+from plait.config.train import TrainConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Gradients:
+    """Float32 gradients of all parameters, views of one flat tensor.
+
+    autograd adds the gradients of every micro-batch up in it, in float32 also where it computes in bfloat16. One collective
+    over the flat tensor reduces all of them.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        params = list(parameters.values())
+        self.flat = torch.zeros(sum(p.numel() for p in params), device=params[0].device)
+        for param, view in zip(params, self.flat.split([p.numel() for p in params]), strict=True):
+            param.grad_dtype = torch.float32
+            param.grad = view.view(param.shape)
+
+    def zero(self) -> None:
+        """Begin a step."""
+        self.flat.zero_()
+
+    def all_reduce(self, axis: Axis) -> None:
+        """Sum over the data-parallel ranks: one collective, nothing at degree 1."""
+        if axis.degree > 1:
+            self.flat.copy_(collectives.all_reduce(self.flat, axis, label="gradients"))
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        self.flat.mul_(factor)
+
+
+class AdamW:
+    """AdamW that updates float32 masters and rounds them into the parameters.
+
+    Where the parameters are float32 they are their own masters. Biases and norm weights, everything of one dim, do not decay.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], compute: torch.dtype, config: TrainConfig) -> None:
+        self.parameters = dict(parameters)
+        self.masters: dict[str, Tensor] = {}
+        for name, param in self.parameters.items():
+            self.masters[name] = param if compute == torch.float32 else param.detach().float()
+            param.data = param.data.to(compute)
+        decayed = [master for master in self.masters.values() if master.dim() > 1]
+        others = [master for master in self.masters.values() if master.dim() <= 1]
+        self._adam = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            fused=True,
+        )
+        for master in self.masters.values():
+            moments = {kind: torch.zeros_like(master.detach()) for kind in MOMENTS}
+            self._adam.state[master] = {"step": torch.zeros((), device=master.device), **moments}
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Apply the gradients, which are averaged and clipped already."""
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate
+        for name, master in self.masters.items():
+            master.grad = self.parameters[name].grad
+        self._adam.step()
+        self.apply_masters()
+
+    @torch.no_grad()
+    def apply_masters(self) -> None:
+        """Round the masters into the parameters."""
+        for name, param in self.parameters.items():
+            if param is not self.masters[name]:
+                param.copy_(self.masters[name])
+
+    def moments(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Kind, parameter name and tensor of each moment."""
+        for name, master in self.masters.items():
+            for kind in MOMENTS:
+                yield kind, name, self._adam.state[master][kind]
+
+    def resume_at(self, step: int) -> None:
+        """Count `step` steps as done, for the bias correction of the moments."""
+        for state in self._adam.state.values():
+            state["step"].fill_(step)

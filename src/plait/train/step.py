@@ -1,0 +1,99 @@
+"""One optimizer step: accumulate, reduce over dp, normalise, clip, update."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import collectives
+from plait.comm.mesh import Mesh
+from plait.config.run import RunConfig
+from plait.errors import PlaitError
+from plait.parallel.dropout import set_dropout_offset
+from plait.parallel.grad_norm import clip_grad_norm_
+from plait.parallel.loss import vocab_parallel_cross_entropy
+from plait.sharding import build_split
+from plait.train.data import MicroBatch
+from plait.train.optimizer import AdamW, Gradients
+
+IGNORE_INDEX = -100
+
+
+class StepResult(NamedTuple):
+    """What one step did; the same on every rank."""
+
+    loss: float
+    """Mean over all target tokens of all micro-batches and dp ranks."""
+    grad_norm: float
+    is_stop_requested: bool
+    """Whether any rank was asked to stop."""
+
+
+@dataclass
+class Trainer:
+    """A model with its gradients and optimizer on one rank of a mesh."""
+
+    run: RunConfig
+    mesh: Mesh
+    model: nn.Module
+    gradients: Gradients
+    optimizer: AdamW
+
+    def step(self, micro_batches: Iterable[MicroBatch], learning_rate: float, *, stop: bool = False) -> StepResult:
+        """Do one step.
+
+        The loss is summed, not averaged, in each micro-batch; the gradients are divided once by the number of target tokens of
+        the whole step. So every token weighs the same however the tokens are spread over micro-batches and ranks.
+
+        Raises:
+            PlaitError: on every rank, if loss or gradient are not finite; the parameters are as they were.
+        """
+        self.model.train()
+        self.gradients.zero()
+        totals = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
+        for batch in micro_batches:
+            loss, num_targets = self._accumulate(batch)
+            totals += torch.stack((loss.detach().double(), num_targets.double(), torch.zeros_like(totals[0])))
+        totals[2] += stop
+        loss_sum, num_targets, stops = self._sum_over_ranks(totals).tolist()
+        self.gradients.all_reduce(self.mesh.dp)
+        self.gradients.scale(1 / max(1.0, num_targets))
+        norm = float(clip_grad_norm_(self.model, self.run.train.max_grad_norm or math.inf))
+        result = StepResult(loss_sum / max(1.0, num_targets), norm, stops > 0)
+        _check_finite(result)
+        self.optimizer.step(learning_rate)
+        return result
+
+    def _accumulate(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        targets = batch.targets_T.to(self.mesh.device, non_blocking=True)
+        set_dropout_offset(self.model, batch.first_token)
+        logits = self.model(batch.tokens_BS.to(self.mesh.device, non_blocking=True))
+        loss = vocab_parallel_cross_entropy(
+            logits,
+            targets,
+            self.mesh,
+            vocab_size=self.run.model.vocab_size,
+            ignore_index=IGNORE_INDEX,
+            label_smoothing=self.run.train.label_smoothing,
+            z_loss=self.run.train.z_loss,
+            reduction="sum",
+        )
+        loss.backward()
+        return loss, (targets != IGNORE_INDEX).sum()
+
+    def _sum_over_ranks(self, totals: Tensor) -> Tensor:
+        """Sum over dp in float64 whatever dtype gradients are reduced in; on tp the most, where only the stop may differ."""
+        dp = self.mesh.dp
+        rows = collectives.all_gather(totals[None], dp, build_split(dp.degree, dp.degree), label="totals")
+        return collectives.all_reduce(rows.sum(0), self.mesh.tp, op="max", label="totals")
+
+
+def _check_finite(result: StepResult) -> None:
+    if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+        raise PlaitError(
+            f"training diverged: loss {result.loss}, gradient norm {result.grad_norm}; the parameters were not updated",
+            hint="resume from the last checkpoint with a lower train.learning_rate, or a longer train.warmup_steps",
+        )
