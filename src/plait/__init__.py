@@ -4,72 +4,92 @@
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plait.comm.mesh import build_mesh as build_mesh
-    from plait.contract.plan import (
-        Column as Column,
-        HeadLocal as HeadLocal,
-        Plan as Plan,
-        Row as Row,
-        TokenLocal as TokenLocal,
-        VocabEmbedding as VocabEmbedding,
-        VocabHead as VocabHead,
-    )
+    from plait.comm.mesh import build_mesh
+    from plait.contract.plan import Column, HeadLocal, Plan, Row, TokenLocal, VocabEmbedding, VocabHead
     from plait.errors import (
-        CheckpointError as CheckpointError,
-        ConfigError as ConfigError,
-        ContractError as ContractError,
-        PlaitError as PlaitError,
-        ShardingError as ShardingError,
-        TransportError as TransportError,
-        TransportTimeout as TransportTimeout,
-        VerificationError as VerificationError,
+        CheckpointError,
+        ConfigError,
+        ContractError,
+        PlaitError,
+        ShardingError,
+        TransportError,
+        TransportTimeout,
+        VerificationError,
     )
-    from plait.parallel.apply import parallelize as parallelize
-    from plait.parallel.grad_norm import clip_grad_norm_ as clip_grad_norm_
-    from plait.parallel.loss import (
-        vocab_parallel_cross_entropy as vocab_parallel_cross_entropy,
-        vocab_parallel_entropy as vocab_parallel_entropy,
-        vocab_parallel_log_prob as vocab_parallel_log_prob,
-    )
-    from plait.parallel.tokens import gather_tokens as gather_tokens, shard_tokens as shard_tokens
-    from plait.sharding.mesh import MeshShape as MeshShape
+    from plait.parallel.apply import parallelize
+    from plait.parallel.grad_norm import clip_grad_norm_
+    from plait.parallel.loss import vocab_parallel_cross_entropy, vocab_parallel_entropy, vocab_parallel_log_prob
+    from plait.parallel.tokens import gather_tokens, shard_tokens
+    from plait.sharding.mesh import MeshShape
 
 __version__ = "0.1.0"
 
-_NAMES_BY_MODULE = {
-    "plait.comm.mesh": ("build_mesh",),
-    "plait.contract.plan": ("Column", "HeadLocal", "Plan", "Row", "TokenLocal", "VocabEmbedding", "VocabHead"),
-    "plait.errors": (
-        "CheckpointError",
-        "ConfigError",
-        "ContractError",
-        "PlaitError",
-        "ShardingError",
-        "TransportError",
-        "TransportTimeout",
-        "VerificationError",
-    ),
-    "plait.parallel.apply": ("parallelize",),
-    "plait.parallel.grad_norm": ("clip_grad_norm_",),
-    "plait.parallel.loss": ("vocab_parallel_cross_entropy", "vocab_parallel_entropy", "vocab_parallel_log_prob"),
-    "plait.parallel.tokens": ("gather_tokens", "shard_tokens"),
-    "plait.sharding.mesh": ("MeshShape",),
+__all__ = [
+    "CheckpointError",
+    "Column",
+    "ConfigError",
+    "ContractError",
+    "HeadLocal",
+    "MeshShape",
+    "PlaitError",
+    "Plan",
+    "Row",
+    "ShardingError",
+    "TokenLocal",
+    "TransportError",
+    "TransportTimeout",
+    "VerificationError",
+    "VocabEmbedding",
+    "VocabHead",
+    "__version__",
+    "build_mesh",
+    "clip_grad_norm_",
+    "gather_tokens",
+    "parallelize",
+    "shard_tokens",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_entropy",
+    "vocab_parallel_log_prob",
+]
+
+_MODULES = {
+    "build_mesh": "plait.comm.mesh",
+    "Column": "plait.contract.plan",
+    "HeadLocal": "plait.contract.plan",
+    "Plan": "plait.contract.plan",
+    "Row": "plait.contract.plan",
+    "TokenLocal": "plait.contract.plan",
+    "VocabEmbedding": "plait.contract.plan",
+    "VocabHead": "plait.contract.plan",
+    "CheckpointError": "plait.errors",
+    "ConfigError": "plait.errors",
+    "ContractError": "plait.errors",
+    "PlaitError": "plait.errors",
+    "ShardingError": "plait.errors",
+    "TransportError": "plait.errors",
+    "TransportTimeout": "plait.errors",
+    "VerificationError": "plait.errors",
+    "parallelize": "plait.parallel.apply",
+    "clip_grad_norm_": "plait.parallel.grad_norm",
+    "vocab_parallel_cross_entropy": "plait.parallel.loss",
+    "vocab_parallel_entropy": "plait.parallel.loss",
+    "vocab_parallel_log_prob": "plait.parallel.loss",
+    "gather_tokens": "plait.parallel.tokens",
+    "shard_tokens": "plait.parallel.tokens",
+    "MeshShape": "plait.sharding.mesh",
 }
-_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
-
-__all__ = ["__version__", *_MODULE_BY_NAME]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_BY_NAME:
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_BY_NAME[name]), name)
+    value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)

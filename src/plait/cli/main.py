@@ -62,13 +62,13 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         status = group.main(args, prog_name="plait", standalone_mode=False)
     except PlaitError as error:
-        print(f"error: {error}", file=sys.stderr)
+        click.echo(f"error: {error}", err=True)
         sys.exit(1 if isinstance(error, VerificationError) else 2)
     except click.ClickException as error:
-        print(f"error: {_describe_usage(error)}", file=sys.stderr)
+        click.echo(f"error: {_describe_usage(error)}", err=True)
         sys.exit(2)
     except click.Abort:
-        print("interrupted", file=sys.stderr)
+        click.echo("interrupted", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)
 
