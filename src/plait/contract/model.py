@@ -1,9 +1,24 @@
-"""Our models as a whole: which module plays which role, and who owns which parameter."""
+"""Our models as a whole: which module plays which role, who owns which parameter, what a rank does in a step."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
-from plait.contract.parameter import derive_parameters_ownership
+from plait.contract.block import derive_block
+from plait.contract.collective import Collective
+from plait.contract.dropout import derive_dropout
+from plait.contract.embedding import derive_position_embedding, derive_vocab_embedding
+from plait.contract.linear import build_linear_parameters, derive_column_group
+from plait.contract.loss import derive_cross_entropy
+from plait.contract.norm import derive_norm
+from plait.contract.op import Op
+from plait.contract.parameter import derive_parameter_shapes, derive_parameters_ownership
 from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
-from plait.sharding import KeyValueHeads, Ownership, QueryHeads
+from plait.contract.setting import Setting
+from plait.contract.step import list_collectives
+from plait.sharding import Invariant, KeyValueHeads, Ownership, Partial, QueryHeads, derive_transition
+
+_REDUCE = derive_transition(Partial(), Invariant()).forward
 
 
 def derive_plan(config: ModelConfig, *, sequence_parallel: bool = True) -> Plan:
@@ -44,37 +59,81 @@ def derive_ownership(config: ModelConfig, tp: int, *, sequence_parallel: bool = 
     return derive_parameters_ownership(derive_parameter_shapes(config), plan, tp)
 
 
-def derive_parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Global shape of every parameter; tied embeddings are one parameter, `embedding.weight`."""
-    D, V = config.width, config.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (V, D)}
+@dataclass(frozen=True)
+class ModelContract:
+    """A model on one rank: operations before the blocks, those of a block, those after, and the loss."""
+
+    config: ModelConfig
+    setting: Setting
+    entry: tuple[Op, ...]
+    block: tuple[Op, ...]
+    """All blocks promise the same; this is one of them."""
+    exit: tuple[Op, ...]
+    loss: Op
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Every operation in the order of forward, the loss last; blocks all under the name of one."""
+        return (*self.entry, *self.block * self.config.num_layers, *self.exit, self.loss)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the parameters that the rank holds, a tied one once."""
+        ends = {p.ownership.name: p for op in (*self.entry, *self.exit) for p in op.parameters}
+        block = [p for op in self.block for p in op.parameters]
+        held = (p.layout.local_numel(self.setting.rank) for p in (*ends.values(), *block * self.config.num_layers))
+        return sum(held)
+
+    @cached_property
+    def forward_collectives(self) -> tuple[Collective, ...]:
+        """What the rank issues from tokens to logits, in order."""
+        return tuple(collective for op in self.ops[:-1] for collective in list_collectives(op.forward))
+
+    @cached_property
+    def loss_collectives(self) -> tuple[Collective, ...]:
+        """What the rank issues from logits to loss, in order."""
+        return tuple(list_collectives(self.loss.forward))
+
+    @cached_property
+    def backward_collectives(self) -> tuple[Collective, ...]:
+        """What the rank issues from loss to parameter gradients, in order: the operations of forward in reverse."""
+        return tuple(collective for op in reversed(self.ops) for collective in list_collectives(op.backward))
+
+
+def derive_model(config: ModelConfig, setting: Setting, *, block: int = 0, label_smoothing: bool = False) -> ModelContract:
+    """What one rank does for one micro-batch; `block` is the one whose names stand for all.
+
+    Raises:
+        ShardingError: the degree cannot be realised; the message names the parameter.
+    """
+    plan = derive_plan(config, sequence_parallel=setting.sequence_parallel)
+    ownership = derive_parameters_ownership(derive_parameter_shapes(config, blocks=[block]), plan, setting.tp)
+    head = build_linear_parameters(ownership, "embedding" if config.tied_embeddings else "head", ("V", "D"))
+    entry = [derive_vocab_embedding(setting, ownership, "embedding")]
     if isinstance(config, GptConfig):
-        shapes["position_embedding.weight"] = (config.max_seq_len, D)
-    for index in range(config.num_layers):
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in _derive_block_shapes(config).items()}
-    shapes |= _with_bias("norm", (D,), has_bias=isinstance(config, GptConfig))
-    if not config.tied_embeddings:
-        shapes["head.weight"] = (V, D)
-    return shapes
-
-
-def _derive_block_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    D, F = config.width, config.mlp_width
-    query, kv = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
-    is_gpt = isinstance(config, GptConfig)
-    qkv_bias = is_gpt or (isinstance(config, LlamaConfig) and config.qkv_bias)
-    return (
-        _with_bias("attention_norm", (D,), has_bias=is_gpt)
-        | _with_bias("attention.wq", (query, D), has_bias=qkv_bias)
-        | _with_bias("attention.wk", (kv, D), has_bias=qkv_bias)
-        | _with_bias("attention.wv", (kv, D), has_bias=qkv_bias)
-        | _with_bias("attention.wo", (D, query), has_bias=is_gpt)
-        | _with_bias("mlp_norm", (D,), has_bias=is_gpt)
-        | ({} if is_gpt else {"mlp.w_gate.weight": (F, D)})
-        | _with_bias("mlp.w_up", (F, D), has_bias=is_gpt)
-        | _with_bias("mlp.w_down", (D, F), has_bias=is_gpt)
+        entry.append(derive_position_embedding(setting, ownership, "position_embedding"))
+        if config.dropout:
+            entry.append(derive_dropout(setting, "embedding_dropout", config.width))
+    return ModelContract(
+        config=config,
+        setting=setting,
+        entry=tuple(entry),
+        block=derive_block(config, setting, ownership, block),
+        exit=(derive_norm(setting, ownership, "norm"), replace(derive_column_group(setting, (head,)), name="head")),
+        loss=derive_cross_entropy(setting, head.cut, label_smoothing=label_smoothing),
     )
 
 
-def _with_bias(module: str, shape: tuple[int, ...], *, has_bias: bool) -> dict[str, tuple[int, ...]]:
-    return {f"{module}.weight": shape} | ({f"{module}.bias": shape[:1]} if has_bias else {})
+def derive_step_collectives(
+    contract: ModelContract, *, micro_batches: int = 1, dp: int = 1, clips_gradients: bool = True
+) -> tuple[Collective, ...]:
+    """What the rank issues in one optimizer step, in order: micro-batches, gradients over dp, the gradient norm."""
+    micro_batch = (*contract.forward_collectives, *contract.loss_collectives, *contract.backward_collectives)
+    over_dp = (Collective(_REDUCE, "dp", dp, (contract.num_parameters,), contract.setting.sum_dtype),)
+    norm = derive_grad_norm_collectives(contract.setting.tp) if clips_gradients else ()
+    return (*micro_batch * micro_batches, *(over_dp if dp > 1 else ()), *norm)
+
+
+def derive_grad_norm_collectives(tp: int) -> tuple[Collective, ...]:
+    """The one collective of the gradient norm: the sum of squares of what each rank counts."""
+    return (Collective(_REDUCE, "tp", tp, (1,), "float32"),) if tp > 1 else ()

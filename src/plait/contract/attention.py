@@ -1,0 +1,68 @@
+"""The attention half of a block: norm, q/k/v of one gather group, attention of the rank's own heads, output projection."""
+
+from collections.abc import Mapping
+
+from plait.config.model import GptConfig, ModelConfig
+from plait.contract.dropout import derive_dropout
+from plait.contract.linear import build_linear_parameters, derive_column_group, derive_row
+from plait.contract.norm import derive_norm
+from plait.contract.op import Op, Saved
+from plait.contract.setting import Setting
+from plait.contract.step import Gemm
+from plait.sharding import HeadSplits, Ownership, Shard
+
+
+def derive_attention(
+    config: ModelConfig, setting: Setting, ownership: Mapping[str, Ownership], block: str
+) -> tuple[Op, ...]:
+    """The operations of the attention half of `block` (`layers.0`)."""
+    attention = f"{block}.attention"
+    query, key, value = (
+        build_linear_parameters(ownership, f"{attention}.{name}", (letters, "D"))
+        for name, letters in (("wq", "N*H"), ("wk", "K*H"), ("wv", "K*H"))
+    )
+    wo = build_linear_parameters(ownership, f"{attention}.wo", ("D", "N*H"))
+    ops = (
+        derive_norm(setting, ownership, f"{block}.attention_norm"),
+        derive_column_group(setting, (query, key, value)),
+        derive_core_attention(config, setting, HeadSplits(query.cut, key.cut), attention),
+        derive_row(setting, wo),
+    )
+    if isinstance(config, GptConfig) and config.dropout:
+        return (*ops, derive_dropout(setting, f"{block}.attention_dropout", config.width))
+    return ops
+
+
+def derive_core_attention(config: ModelConfig, setting: Setting, cuts: HeadSplits, module: str) -> Op:
+    """Softmax attention of the query heads that the rank owns; FLOPs as if every token saw every other.
+
+    Fused attention keeps q, k, v and the log-sum-exp of every row (its output is kept by the projection that follows).
+    Dropout on the probabilities needs them whole: then they, the mask and the dropped ones are kept.
+    """
+    rank, S, H = setting.rank, setting.seq_len, config.head_width
+    heads = cuts.query.lengths[rank] // H
+    q = setting.build_tensor("q", "N*H", cuts.query.size, Shard(1), cuts.query)
+    k, v = (setting.build_tensor(name, "K*H", cuts.kv.size, Shard(1), cuts.kv) for name in "kv")
+    count = setting.batch * heads
+    scores, mix = (S, H, S), (S, S, H)
+    rows = (setting.batch, heads, S)
+    is_fused = not (isinstance(config, GptConfig) and config.attention_dropout)
+    probabilities = (
+        (Saved("lse", rows, "float32"),)
+        if is_fused
+        else tuple(
+            Saved(name, (*rows, S), dtype)
+            for name, dtype in (("probabilities", setting.dtype), ("mask", "bool"), ("dropped", setting.dtype))
+        )
+    )
+    return Op(
+        name=module,
+        inputs=(q, k, v),
+        outputs=(setting.build_tensor("y", "N*H", cuts.query.size, Shard(1), cuts.query),),
+        forward=tuple(Gemm(module, "forward", *size, count) for size in (scores, mix)),
+        backward=tuple(Gemm(module, "dgrad", *size, count) for size in (mix, scores, mix, mix)),
+        saved=(
+            *(Saved(x.name, x.layout.local_shape(rank), setting.dtype) for x in (q, k, v)),
+            *probabilities,
+        ),
+    )

@@ -1,0 +1,58 @@
+"""Under which circumstances a rank works, and the tensors it then sees."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from plait.dtype import DType
+from plait.sharding import Invariant, Layout, Placement, Shard, Split, build_split
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of an operation and its layout."""
+
+    name: str
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How many tokens a rank works on, at which degree, in which mode and number formats.
+
+    Sums over ranks are carried in `reduce_dtype`, or in `dtype` where it is None.
+    """
+
+    batch: int
+    seq_len: int
+    tp: int = 1
+    rank: int = 0
+    sequence_parallel: bool = True
+    dtype: DType = "bfloat16"
+    reduce_dtype: DType | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """T: tokens of one dp coordinate in one forward and backward."""
+        return self.batch * self.seq_len
+
+    @property
+    def sum_dtype(self) -> DType:
+        """In which format sums over ranks are carried."""
+        return self.reduce_dtype or self.dtype
+
+    @cached_property
+    def token_split(self) -> Split:
+        """How the tokens are cut over tp between the parallel regions, under sequence parallelism."""
+        return build_split(self.num_tokens, self.tp)
+
+    @property
+    def activation(self) -> Placement:
+        """State of the activations between the parallel regions."""
+        return Shard(0) if self.sequence_parallel else Invariant()
+
+    def build_tensor(
+        self, name: str, feature: str, width: int, placement: Placement, split: Split | None = None
+    ) -> Tensor:
+        """Tensor `[T, feature]`; `split` says how the features are cut where the placement is `Shard(1)`."""
+        cut = self.token_split if placement == Shard(0) else split if placement == Shard(1) else None
+        return Tensor(name, Layout(("T", feature), (self.num_tokens, width), placement, cut))
