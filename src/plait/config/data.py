@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from plait.config.problem import Problem
-from plait.config.section import Section
+from plait.config.section import Problem, Section
 
 
 def _wrap_single(value: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.config.problem import Problem, describe_nearest
+from plait.config.section import Problem, describe_nearest
 from plait.errors import ConfigError
 
 Fields = Mapping[str, Any]

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat
 
-from plait.config.problem import Problem
-from plait.config.section import Count, Probability, Section
+from plait.config.section import Count, Probability, Problem, Section
 
 
 def _derive_head_width(fields: dict[str, Any]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig
-from plait.config.problem import describe_nearest
+from plait.config.section import describe_nearest
 from plait.errors import ConfigError
 
 

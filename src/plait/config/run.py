@@ -9,8 +9,7 @@ from plait.config.data import DataConfig
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
-from plait.config.problem import Problem
-from plait.config.section import Section
+from plait.config.section import Problem, Section
 from plait.config.train import TrainConfig
 from plait.errors import ShardingError
 from plait.sharding import Columns, Cut, QueryHeads

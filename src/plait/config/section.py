@@ -1,12 +1,15 @@
-"""What every section of a config is: frozen, strictly typed, without unknown keys, and free of conflicts."""
+"""What every section of a config is: frozen, strictly typed, without unknown keys; and the problems it may have.
+
+Problems are values, so that all of a config's can be collected and reported together.
+"""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
-
-from plait.config.problem import Problem
 
 Count = Annotated[int, Field(ge=1)]
 """At least one of something."""
@@ -15,6 +18,19 @@ Every = Annotated[int, Field(ge=0)]
 """An interval in steps; 0 means never."""
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with the value of `key` (`parallel.tp`)."""
+
+    key: str
+    text: str
+    hint: str | None = None
+
+    def within(self, section: str) -> "Problem":
+        """The same problem, its key seen from outside `section`."""
+        return replace(self, key=".".join(part for part in (section, self.key) if part))
 
 
 class Section(BaseModel):
@@ -33,3 +49,37 @@ class Section(BaseModel):
             listed = "; ".join(f"{problem.key}: {problem.text}" for problem in problems)
             raise PydanticCustomError("conflicts", "{listed}", {"listed": listed, "problems": problems})
         return self
+
+
+def describe_nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """`did you mean "steps"?`, or the list of what is known; a `cutoff` of 1 takes equal names only."""
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f'did you mean "{near[0]}"?' if near else f"known are {', '.join(names)}"
+
+
+def list_problems(error: ValidationError) -> list[Problem]:
+    """What pydantic found, as problems with the keys that the user wrote."""
+    problems: list[Problem] = []
+    for detail in error.errors(include_url=False):
+        key = _build_key(detail["loc"])
+        match detail["type"]:
+            case "conflicts":
+                problems += [problem.within(key) for problem in detail["ctx"]["problems"]]
+            case "missing":
+                problems.append(Problem(key, "is required"))
+            case "model_type" | "model_attributes_type":
+                problems.append(Problem(key, "should be a table"))
+            case "default_factory_not_called":
+                pass  # the value it is derived from is the problem, and is reported
+            case _:
+                problems.append(Problem(key, detail["msg"].removeprefix("Input ")))
+    return problems
+
+
+def _build_key(location: tuple[int | str, ...]) -> str:
+    """Dotted, without the tag of the model's family that pydantic puts behind `model`."""
+    parts = [str(part) for part in location]
+    if parts[:1] == ["model"]:
+        del parts[1:2]
+    return ".".join(parts)

@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from plait.config.problem import Problem
-from plait.config.section import Count, Every, Probability, Section
+from plait.config.section import Count, Every, Probability, Problem, Section
 
 
 class TrainConfig(Section):
