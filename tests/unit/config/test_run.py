@@ -1,0 +1,88 @@
+import pytest
+from pydantic import ValidationError
+
+from plait.config import DataConfig, ParallelConfig, PrecisionConfig, RunConfig, TrainConfig, load_preset
+from plait.sharding import MeshShape
+
+TINY = load_preset("llama-tiny")
+
+
+@pytest.mark.parametrize("tp", range(1, 9))
+def test_every_degree_up_to_the_query_heads_is_accepted(tp: int) -> None:
+    """FIELD 3.23: uneven by whole KV groups; 3.22: beyond the KV heads they are replicated."""
+    assert RunConfig(model=TINY, parallel=ParallelConfig(tp=tp)).parallel.mesh_shape == MeshShape(dp=1, tp=tp)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tp", "message"),
+    [
+        ({}, 9, r"parallel\.tp: layers\.\*\.attention\.wq \[N\*H, D\]: 8 query heads .* over 9 ranks"),
+        ({"mlp_width": 3}, 4, r"parallel\.tp: layers\.\*\.mlp\.w_up \[F, D\]: 3 features .* over 4 ranks"),
+        ({"vocab_size": 5}, 6, r"parallel\.tp: embedding and head \[V, D\]: 5 features .* over 6 ranks"),
+    ],
+    ids=["heads", "mlp", "vocabulary"],
+)
+def test_degree_that_cannot_be_realised_is_refused(changes: dict[str, int], tp: int, message: str) -> None:
+    """FIELD 3.22: decided at plan time, not in forward."""
+    model = TINY.model_validate({**TINY.model_dump(), **changes})
+    with pytest.raises(ValidationError, match=message):
+        RunConfig(model=model, parallel=ParallelConfig(tp=tp))
+
+
+def test_sequence_parallel_needs_a_token_for_every_rank() -> None:
+    train = TrainConfig(seq_len=3)
+    with pytest.raises(ValidationError, match=r"3 tokens of a micro-batch cannot be sharded over 4 ranks"):
+        RunConfig(model=TINY, parallel=ParallelConfig(tp=4), train=train)
+    RunConfig(model=TINY, parallel=ParallelConfig(tp=4, sequence_parallel=False), train=train)
+    RunConfig(model=TINY, parallel=ParallelConfig(tp=4), train=TrainConfig(seq_len=3, micro_batch_size=2))
+
+
+def test_sequence_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"train\.seq_len: is more than model\.max_seq_len = 64"):
+        RunConfig(model=TINY, train=TrainConfig(seq_len=65))
+    assert RunConfig(model=TINY, train=TrainConfig(seq_len=64)).seq_len == 64
+
+
+def test_tokens_of_a_step_count_every_sequence() -> None:
+    train = TrainConfig(seq_len=10, micro_batch_size=3, gradient_accumulation=4)
+    config = RunConfig(model=TINY, parallel=ParallelConfig(dp=2, tp=2), train=train)
+    assert config.tokens_per_micro_batch == 30
+    assert config.tokens_per_step == 240
+
+
+def test_warm_up_ends_by_the_last_step() -> None:
+    assert TrainConfig(steps=10, warmup_steps=10).warmup_steps == 10
+    with pytest.raises(ValidationError, match=r"warmup_steps: is more than train\.steps = 10"):
+        TrainConfig(steps=10, warmup_steps=11)
+
+
+def test_sums_are_carried_in_the_compute_format_unless_said_otherwise() -> None:
+    """FIELD 3.18: the reduction dtype is one stated policy."""
+    assert PrecisionConfig(compute="bfloat16").reduce_dtype == "bfloat16"
+    assert PrecisionConfig(compute="bfloat16", reduce="float32").reduce_dtype == "float32"
+
+
+def test_text_needs_a_tokenizer_and_tokens_do_not() -> None:
+    with pytest.raises(ValidationError, match=r'tokenizer: is required: data of kind "text"'):
+        DataConfig(kind="text", paths=("a.txt",))
+    assert DataConfig(kind="tokens", paths=("a.bin",)).tokenizer is None
+
+
+def test_one_path_needs_no_list() -> None:
+    assert DataConfig.model_validate({"kind": "tokens", "paths": "a.bin"}).paths == ("a.bin",)
+
+
+def test_no_path_at_all_is_refused() -> None:
+    with pytest.raises(ValidationError, match="paths: is empty"):
+        DataConfig(kind="tokens", paths=())
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".hidden"])
+def test_name_of_a_run_stays_inside_its_folder(name: str) -> None:
+    with pytest.raises(ValidationError, match="should match pattern"):
+        RunConfig(model=TINY, name=name)
+
+
+def test_run_survives_json() -> None:
+    config = RunConfig(model=TINY, data=DataConfig(kind="tokens", paths=("a.bin", "b.bin")))
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
