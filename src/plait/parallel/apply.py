@@ -1,4 +1,4 @@
-"""Making a model parallel: each module that has a role in the plan is replaced by its twin, and ownership is recorded."""
+"""Making a model parallel: each module that has a role in the plan is replaced by its twin, ownership is recorded."""
 
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -33,12 +33,12 @@ class Record:
 def parallelize(model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan) -> ModelT:
     """Replace the modules named in `plan` by their parallel twins, in place, and return the model.
 
-    Parameters become this rank's own parts, as plain tensors under unchanged names; a tied parameter stays one. Weights that
-    are whole on entry (or on the meta device) are cut; nothing is communicated but the making of KV subgroups.
+    Parameters become this rank's own parts, as plain tensors under unchanged names; a tied parameter stays one. Weights
+    that are whole on entry (or on the meta device) are cut; nothing is communicated but the making of KV subgroups.
 
     Raises:
-        ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a degree
-            that cannot be realised, a parameter without a role (its gradient would have no defined state).
+        ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a
+            degree that cannot be realised, a parameter without a role (its gradient would have no defined state).
     """
     if record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
@@ -147,10 +147,11 @@ class _Build:
         return self.mesh.build_subgroup(ownership.reduced_over, ownership.split.replica_groups)
 
     def _weight(self, name: str, module: nn.Module) -> nn.Parameter:
-        return self._own(f"{name}.weight", module.weight)  # type: ignore[arg-type]
+        return self._own(f"{name}.weight", module.get_parameter("weight"))
 
     def _bias(self, name: str, module: nn.Module) -> nn.Parameter | None:
-        return None if module.bias is None else self._own(f"{name}.bias", module.bias)  # type: ignore[arg-type]
+        bias = dict(module.named_parameters()).get("bias")
+        return None if bias is None else self._own(f"{name}.bias", bias)
 
     def _own(self, name: str, param: nn.Parameter) -> nn.Parameter:
         owner = self.names[name]

@@ -39,7 +39,9 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """`ids` of any shape -> `[T/tp, D]`; in all-reduce mode `[*ids.shape, D]`."""
         # A rank cannot see that an id is nobody's: without this check it would silently embed as zeros.
-        torch._assert_async(((ids >= 0) & (ids < self.rows.size)).all(), f"{self.name}: an id is not in 0:{self.rows.size}")
+        torch._assert_async(
+            ((ids >= 0) & (ids < self.rows.size)).all(), f"{self.name}: an id is not in 0:{self.rows.size}"
+        )
         split = None
         if isinstance(self.outside, Shard):
             ids = ids.flatten()

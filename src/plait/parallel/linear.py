@@ -1,8 +1,9 @@
 """Column- and row-parallel linears (Shoeybi et al., arXiv:1909.08053; with sequence parallelism Korthikanti et al.,
 arXiv:2205.05198).
 
-Which collective runs at a boundary is never written here: it is the row of the transition table between the state of the
-activations outside (`Shard(0)`, tokens, or `Invariant`) and the state the local GEMM needs (`Replicate` in, `Partial` out).
+Which collective runs at a boundary is never written here: it is the row of the transition table between the state of
+the activations outside (`Shard(0)`, tokens, or `Invariant`) and the state the local GEMM needs (`Replicate` in, `Partial`
+out).
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from plait.comm import collectives
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Axis, Mesh
+from plait.errors import ShardingError
 from plait.parallel.tokens import current_tokens
 from plait.sharding import Invariant, Partial, Placement, Replicate, Shard, Split, Transition, derive_transition
 
@@ -72,7 +74,7 @@ class ColumnGroupFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, entry: Boundary, shared_over: Sequence[Axis | None], *params: Tensor | None
+        ctx: Any, x: Tensor, entry: Boundary, shared_over: Sequence[Axis | None], *params: Any
     ) -> tuple[Tensor, ...]:
         members = len(shared_over)
         weights, biases = params[:members], params[members:]
@@ -166,12 +168,15 @@ def _sum_shared(grad: Tensor | None, axis: Axis | None, label: str) -> Tensor | 
 class ColumnParallelLinear(nn.Module):
     """Linear whose output features are cut over tp.
 
-    Alone it gathers its own input. As a member of a gather group it is handed its output by the group, and computes it from
-    the whole input it is called with only where that is not the tensor the group gathered.
+    Alone it gathers its own input. As a member of a gather group it is handed its output by the group, and computes it
+    from the whole input it is called with only where that is not the tensor the group gathered.
 
     Attributes:
         shared_over: the axis of the ranks that hold the same KV heads, where there are fewer heads than ranks.
     """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, *, entry: Boundary, shared_over: Axis | None
@@ -203,7 +208,10 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Linear whose input features are cut over tp; `[T, F/tp]` -> `[T/tp, D]`, or the whole `[T, D]` in all-reduce mode."""
+    """Linear whose input features are cut over tp; `[T, F/tp]` -> `[T/tp, D]`, or `[T, D]` in all-reduce mode."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, exit: Boundary) -> None:
         super().__init__()
@@ -229,8 +237,8 @@ def run_column_group(x: Tensor, entry: Boundary, members: Sequence[ColumnParalle
 class GatherGroup:
     """Members under one parent module that read the same input, run together when the parent is entered.
 
-    The parent's first tensor argument is gathered once; the members' outputs come with it, and the parent's forward sees the
-    gathered tensor. So a forward that reads its input's shape before projecting works unchanged.
+    The parent's first tensor argument is gathered once; the members' outputs come with it, and the parent's forward sees
+    the gathered tensor. So a forward that reads its input's shape before projecting works unchanged.
     """
 
     def __init__(self, parent: nn.Module, members: Sequence[ColumnParallelLinear], entry: Boundary) -> None:
@@ -249,7 +257,10 @@ class GatherGroup:
             next((name for name, value in kwargs.items() if isinstance(value, Tensor)), -1),
         )
         if place == -1:
-            raise TypeError(f"{self.entry.name}: {type(parent).__name__} was called without a tensor to gather")
+            raise ShardingError(
+                f"{self.entry.name}: {type(parent).__name__} was called without a tensor to gather",
+                hint="pass the activation as an argument of the module whose linears form the gather group",
+            )
         x = args[place] if isinstance(place, int) else kwargs[place]
         x_full, *outputs = run_column_group(x, self.entry, self.members)
         for member, output in zip(self.members, outputs, strict=True):

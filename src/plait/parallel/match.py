@@ -27,8 +27,8 @@ def match_roles(model: nn.Module, plan: Plan) -> dict[str, Role]:
     """The role of every module that has one, by module name, in the model's order.
 
     Raises:
-        ConfigError: lists every pattern that names no module, module with two roles, wrong module type and parameter without
-            a role.
+        ConfigError: lists every pattern that names no module, module with two roles, wrong module type and parameter
+            without a role.
     """
     names = [name for name, _ in model.named_modules() if name]
     problems: list[str] = []
@@ -102,7 +102,9 @@ def _check_module(name: str, module: nn.Module, role: Role) -> list[str]:
     if isinstance(module, nn.Embedding) and (module.max_norm or module.sparse or module.scale_grad_by_freq):
         return [f"{name}: max_norm, sparse and scale_grad_by_freq of nn.Embedding have no parallel twin"]
     if isinstance(role, TokenLocal) and any("." in param for param, _ in module.named_parameters()):
-        return [f"{name}: role token_local needs a leaf module, but {type(module).__name__} has parameters in submodules"]
+        return [
+            f"{name}: role token_local needs a leaf module, but {type(module).__name__} has parameters below it"
+        ]
     return []
 
 
@@ -113,8 +115,8 @@ def _check_every_parameter_has_a_role(model: nn.Module, roles: dict[str, Role]) 
         if module not in roles:
             homeless[module].append(kind)
     return [
-        f"{module or 'the model itself'} has parameters ({', '.join(kinds)}) but no role, so how their gradients are to be "
-        "reduced is unknown"
+        f"{module or 'the model itself'} has parameters ({', '.join(kinds)}) but no role, so how to reduce their "
+        "gradients is unknown"
         for module, kinds in homeless.items()
     ]
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from plait.comm import collectives
 from plait.comm.mesh import Mesh
 from plait.errors import ShardingError
-from plait.sharding import Interval, Ownership, Split
+from plait.sharding import Ownership
 
 
 def shard_tensor(full: Tensor, ownership: Ownership, tp_rank: int) -> Tensor:
@@ -24,25 +24,7 @@ def shard_tensor(full: Tensor, ownership: Ownership, tp_rank: int) -> Tensor:
 
 
 def gather_tensor(local: Tensor, ownership: Ownership, mesh: Mesh) -> Tensor:
-    """The whole tensor on every tp rank, from each rank's own part; a replicated interval is taken from its first holder."""
-    if ownership.dim is None or ownership.split is None or mesh.tp.degree == 1:
+    """The whole tensor on every tp rank, from each rank's own part; a replicated interval comes from its first holder."""
+    if ownership.dim is None or ownership.split is None:
         return local
-    split = ownership.split
-    stacked = _consecutive(split)
-    pieces = collectives.all_gather(local, mesh.tp, stacked, dim=ownership.dim, label=ownership.name)
-    first_holders = [group[0] for group in split.replica_groups]
-    return torch.cat(
-        [_take(pieces, ownership.dim, stacked.intervals[rank]) for rank in first_holders], dim=ownership.dim
-    )
-
-
-def _consecutive(split: Split) -> Split:
-    """The split of all ranks' pieces laid end to end, replicas included."""
-    edges = [0]
-    for length in split.lengths:
-        edges.append(edges[-1] + length)
-    return Split(edges[-1], tuple(map(Interval, edges[:-1], edges[1:])))
-
-
-def _take(tensor: Tensor, dim: int, interval: Interval) -> Tensor:
-    return tensor.narrow(dim, interval.start, len(interval))
+    return collectives.all_gather(local, mesh.tp, ownership.split, dim=ownership.dim, label=ownership.name)

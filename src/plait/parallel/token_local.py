@@ -17,7 +17,7 @@ _USE = derive_transition(Invariant(), Replicate())
 
 
 class UseOnOwnTokens(torch.autograd.Function):
-    """Hand whole parameters to a computation on own tokens; their gradients are addends, summed here in one all-reduce."""
+    """Hand whole parameters to a computation on own tokens; their gradients are addends, summed in one all-reduce."""
 
     @staticmethod
     def forward(ctx: Any, mesh: Mesh, name: str, *params: Tensor) -> tuple[Tensor, ...]:
@@ -69,7 +69,7 @@ class TokenLocal(nn.Module):
 
 
 class TokenLocalEmbedding(TokenLocal):
-    """A whole embedding table looked up for own tokens, given everyone's ids: `[T]` -> `[T/tp, D]` (learned positions)."""
+    """A whole embedding table looked up for own tokens, given everyone's ids `[T]` -> `[T/tp, D]` (learned positions)."""
 
     def _own(self, x: Tensor) -> Tensor:
         split = current_tokens(self.mesh, self.name)

@@ -34,11 +34,11 @@ def current_tokens(mesh: Mesh, where: str) -> Split:
 def shard_tokens(x: Tensor, mesh: Mesh) -> Tensor:
     """Take this rank's interval of the tokens of `x`, which every tp rank holds.
 
-        x          [T, D]       the same on all tp ranks
-        x_shard    [T/tp, D]
+    x          [T, D]       the same on all tp ranks
+    x_shard    [T/tp, D]
 
-        forward    nothing moves
-        backward   all_gather over tp
+    forward    nothing moves
+    backward   all_gather over tp
     """
     if x.dim() < 2:
         raise ShardingError(
@@ -52,11 +52,11 @@ def shard_tokens(x: Tensor, mesh: Mesh) -> Tensor:
 def gather_tokens(x_shard: Tensor, mesh: Mesh) -> Tensor:
     """Give every tp rank all tokens, for code after the token-sharded part.
 
-        x_shard    [T/tp, D]
-        x          [T, D]       the same on all tp ranks
+    x_shard    [T/tp, D]
+    x          [T, D]       the same on all tp ranks
 
-        forward    all_gather over tp
-        backward   nothing moves: each rank takes its own interval
+    forward    all_gather over tp
+    backward   nothing moves: each rank takes its own interval
     """
     split = current_tokens(mesh, "gather_tokens")
     return redistribute(x_shard, mesh.tp, Shard(0), Invariant(), split=split, label="gather_tokens")
