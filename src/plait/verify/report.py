@@ -13,12 +13,15 @@ from plait.verify.static.budget import ErrorBudget
 from plait.verify.static.trace import TraceDifference
 
 
+_NOTE = "error: sharded against fp64, worst element; reordering: the same for the unsharded model, sums in another order"
+
+
 @dataclass(frozen=True)
 class TensorError:
     """How far one tensor is from that of the unsharded fp64 twin, relative to the typical size of the tensor.
 
     Attributes:
-        quantity: `logits`, `loss`, `gradient`, `gradient norm` or `updated parameter`.
+        quantity: `logits`, `loss`, `gradient`, `gradient norm` or `update` (the parameter after a step).
         name: its fully qualified name.
         error: that of the sharded model.
         reordering_error: that of the unsharded model in the same precision with every sum taken in another order.
@@ -140,20 +143,22 @@ class Report:
 def build_table(report: Report) -> RenderableType:
     """The report for a reader."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, justify in (("check", "left"), ("worst of", "right"), ("error", "right")):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for heading in ("budget", "reordering"):
+    table.add_column("check", no_wrap=True)
+    table.add_column("worst tensor", overflow="fold")
+    for heading in ("error", "budget", "reordering"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for row in report.rows:
-        numbers = (f"{row.worst.error:.1e}", f"{report.budget.value:.1e}", f"{row.worst.reordering_error:.1e}")
-        table.add_row(row.what, str(row.num_tensors), *numbers, _mark(row.passed))
+        numbers = (row.worst.error, report.budget.value, row.worst.reordering_error)
+        table.add_row(row.what, row.worst.name, *(f"{number:.1e}" for number in numbers), _mark(row.passed))
     for check in report.exact:
-        table.add_row(check.what, str(check.num_compared), "exact" if check.passed else "differs", "", "", _mark(check.passed))
+        what = f"{check.num_compared} tensors, bit for bit"
+        table.add_row(check.what, what, "0" if check.passed else "differs", "0", "", _mark(check.passed))
     for trace in report.traces:
+        what = f"{trace.num_promised} promised, in order"
         found = "equal" if trace.passed else "differs"
-        table.add_row(f"collectives of rank {trace.rank}", str(trace.num_promised), found, "", "", _mark(trace.passed))
-    notes = [str(report.budget), "error and reordering error (unsharded, sums in another order): against fp64, worst element"]
+        table.add_row(f"collectives of rank {trace.rank}", what, found, "", "", _mark(trace.passed))
+    notes = (str(report.budget), _NOTE)
     parts: list[RenderableType] = [table, "", *(Text(note, style="dim") for note in notes)]
     parts += [Text(f"  {line}", style="red") for line in report.failures]
     return Group(*parts, "", Text(report.verdict, style="bold green" if report.passed else "bold red"))

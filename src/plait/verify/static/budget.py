@@ -20,8 +20,9 @@ class ErrorBudget:
     Attributes:
         dtype: compute dtype.
         longest_sum: K, terms of the longest sum in the model.
-        num_gemms: n, GEMMs on the longest path: 5 a block forward (projections, scores, values or up, out, down), twice
-            that backward, and the two ends of the model.
+        num_gemms: n, GEMMs on the longest path. Forward they are 5 a block (projection, scores, values or up, out, down) and
+            the two ends of the model; a gradient comes through as many forward, as many backward, and is multiplied with
+            forward values that have come through as many of their own.
     """
 
     dtype: str

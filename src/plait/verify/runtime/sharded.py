@@ -1,0 +1,103 @@
+"""One rank's part of a verification: initialise, run the integer regions, take one training step, record everything."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm.mesh import Mesh, build_mesh
+from plait.comm.trace import record
+from plait.config.run import RunConfig
+from plait.contract.collective import Collective
+from plait.contract.model import derive_plan
+from plait.models.init import initialize
+from plait.models.registry import build_model
+from plait.parallel.apply import ownership_of, parallelize
+from plait.parallel.dropout import seed_dropout, set_dropout_offset
+from plait.parallel.grad_norm import clip_grad_norm_
+from plait.parallel.loss import vocab_parallel_cross_entropy
+from plait.sharding import Columns, Ownership
+from plait.train.optimizer import AdamW, Gradients
+from plait.verify.runtime.integers import run_regions
+from plait.verify.runtime.pieces import Pieces
+from plait.verify.runtime.workload import IGNORE_INDEX, apply_generic_weights, build_batch, first_token
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What a rank sends back beside the file of its tensors: who owns what of each, and the collectives of its step."""
+
+    ownership: dict[str, Ownership]
+    trace: tuple[Collective, ...]
+
+
+def run_sharded(config: RunConfig, folder: str) -> RankResult:
+    """Run on every rank of a launched group; tensors go to `folder`."""
+    reduce_dtype = getattr(torch, config.precision.reduce_dtype)
+    mesh = build_mesh(config.parallel.mesh_shape, reduce_dtype=reduce_dtype)
+    pieces = Pieces()
+    model = _build(config, mesh)
+    _add_parameters(pieces, "initial", model)
+    for piece in run_regions(model, config, build_batch(config).tokens_BS.flatten()):
+        pieces.add("integers", piece.ownership, piece.tensor)
+    del model
+    trace = _run_step(config, mesh, pieces)
+    pieces.save(folder, mesh.tp.rank)
+    return RankResult(pieces.ownership, trace)
+
+
+def _build(config: RunConfig, mesh: Mesh) -> nn.Module:
+    model = build_model(config.model, device="meta")
+    parallelize(model, mesh, derive_plan(config.model, sequence_parallel=config.parallel.sequence_parallel))
+    model.to_empty(device=mesh.device)
+    initialize(model, config.model, config.seed)
+    return model
+
+
+def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Collective, ...]:
+    model = _build(config, mesh)
+    apply_generic_weights(model, config)
+    params = dict(model.named_parameters())
+    optimizer = AdamW(params, getattr(torch, config.precision.compute), config.train)
+    Gradients(params)
+    seed_dropout(model, config.seed)
+    set_dropout_offset(model, first_token(config))
+    batch, train, vocab_size = build_batch(config), config.train, config.model.vocab_size
+    with record() as trace:
+        logits = model(batch.tokens_BS)
+        loss = vocab_parallel_cross_entropy(
+            logits,
+            batch.targets_T,
+            mesh,
+            vocab_size=vocab_size,
+            ignore_index=IGNORE_INDEX,
+            label_smoothing=train.label_smoothing,
+            z_loss=train.z_loss,
+        )
+        loss.backward()
+        _add_gradients(pieces, model)
+        norm = clip_grad_norm_(model, train.max_grad_norm or math.inf)
+    optimizer.step(train.learning_rate)
+    T = config.tokens_per_micro_batch
+    vocab = Columns().build_split(vocab_size, mesh.tp.degree)
+    pieces.add("logits", Ownership("logits", (T, vocab_size), 1, vocab), logits)
+    pieces.add("loss", Ownership("loss", ()), loss)
+    pieces.add("gradient norm", Ownership("gradient norm", ()), norm)
+    _add_parameters(pieces, "update", model)
+    return tuple(trace.collectives)
+
+
+def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module) -> None:
+    for name, ownership in ownership_of(model).items():
+        pieces.add(quantity, ownership, model.get_parameter(name))
+
+
+def _add_gradients(pieces: Pieces, model: nn.Module) -> None:
+    for name, ownership in ownership_of(model).items():
+        pieces.add("gradient", ownership, _require(model.get_parameter(name).grad, name))
+
+
+def _require(grad: Tensor | None, name: str) -> Tensor:
+    assert grad is not None, f"{name} has no gradient"
+    return grad
