@@ -6,11 +6,16 @@ import os
 import resource
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from plait.config.run import RunConfig
+from plait.contract.model import derive_model
+from plait.contract.setting import Setting
+from plait.contract.step import sum_flops
 from plait.errors import ConfigError
 
 Record = Mapping[str, float | int | None]
@@ -43,6 +48,40 @@ def measure_peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
 
 
+def derive_step_flops(run: RunConfig) -> int:
+    """FLOPs of the GEMMs of one step, forward and backward, of all ranks: what the contract of the unsharded model says."""
+    contract = derive_model(run.model, Setting(run.train.micro_batch_size, run.seq_len))
+    micro_batch = sum(sum_flops(op.forward) + sum_flops(op.backward) for op in contract.ops)
+    return micro_batch * run.train.gradient_accumulation * run.parallel.dp
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How much a step of a run is: what turns its time into rates."""
+
+    tokens: int
+    flops_per_rank: float
+    peak_flops_per_s: float | None
+    device: torch.device
+
+    @classmethod
+    def build(cls, run: RunConfig, device: torch.device) -> Self:
+        """Read a step of `run` off its contract."""
+        flops_per_rank = derive_step_flops(run) / run.parallel.mesh_shape.world_size
+        return cls(run.tokens_per_step, flops_per_rank, find_peak_flops_per_s(device, run.precision.compute), device)
+
+    def measure(self, elapsed_s: float) -> Record:
+        """The rates of a step that took `elapsed_s`."""
+        flops_per_s = self.flops_per_rank / elapsed_s
+        return {
+            "step_s": elapsed_s,
+            "tokens_per_s": self.tokens / elapsed_s,
+            "flops_per_s_per_rank": flops_per_s,
+            "mfu": flops_per_s / self.peak_flops_per_s if self.peak_flops_per_s else None,
+            "peak_memory_bytes": measure_peak_memory_bytes(self.device),
+        }
+
+
 class MetricsFile:
     """One JSON object a line and step, in `metrics.jsonl`; optionally the same for TensorBoard.
 
@@ -52,10 +91,21 @@ class MetricsFile:
 
     def __init__(self, path: Path, *, resumed_step: int, tensorboard: bool = False) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _keep_until(path, resumed_step)
-        self._file = path.open("a", encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_until(path, resumed_step)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written ({error.strerror})", hint="set out_dir and name") from error
         self._board = _build_board(path.parent / "tensorboard", resumed_step) if tensorboard else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
 
     def write(self, record: Record) -> None:
         """Append one step; a value that is not finite, which JSON cannot say, is null."""
@@ -66,12 +116,6 @@ class MetricsFile:
             for key, value in finite.items():
                 if key != "step" and value is not None:
                     self._board.add_scalar(key, value, record["step"])
-
-    def close(self) -> None:
-        """Write out what is buffered."""
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

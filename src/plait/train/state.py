@@ -1,0 +1,128 @@
+"""Where a run is, and its way to a checkpoint and back."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from plait.checkpoint.index import Index
+from plait.checkpoint.names import find_latest, model_name, optimizer_name
+from plait.checkpoint.sharded import Owned, load_checkpoint, save_checkpoint
+from plait.comm.agree import share, together
+from plait.config.run import RunConfig
+from plait.errors import CheckpointError, ConfigError
+from plait.parallel.apply import ownership_of
+from plait.train.step import Trainer
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run is. Data order and dropout masks are functions of seed and position, so nothing else is random."""
+
+    step: int = 0
+    consumed_sequences: int = 0
+
+    def advance(self, run: RunConfig) -> Self:
+        """The position after one more step."""
+        per_step = run.tokens_per_step // run.seq_len
+        return replace(self, step=self.step + 1, consumed_sequences=self.consumed_sequences + per_step)
+
+
+def checkpoint_folder(run: RunConfig) -> Path:
+    """Where the run's checkpoints are."""
+    return Path(run.out_dir) / run.name / "checkpoints"
+
+
+def derive_identity(run: RunConfig, num_tokens: int) -> dict[str, Any]:
+    """What must not change between a checkpoint and the run that resumes from it: the model, and the order of the data.
+
+    Everything else may: the mesh, the batch, the precision, the schedule.
+    """
+    return {
+        **{f"model.{key}": value for key, value in run.model.model_dump(mode="json").items()},
+        "seed": run.seed,
+        "train.seq_len": run.seq_len,
+        "tokens in data": num_tokens,
+    }
+
+
+def save(trainer: Trainer, position: Position, identity: Mapping[str, Any]) -> Path:
+    """Save a checkpoint, on every rank, and return its folder."""
+    run = trainer.run
+    state = {
+        "position": asdict(position),
+        "identity": identity,
+        "config": run.model_dump(mode="json"),
+    }
+    return save_checkpoint(
+        checkpoint_folder(run),
+        position.step,
+        list_tensors(trainer),
+        state,
+        trainer.mesh,
+        keep=run.train.keep_checkpoints,
+    )
+
+
+def find_checkpoint(trainer: Trainer) -> Path | None:
+    """The checkpoint that the run resumes from, as rank 0 finds it and `train.resume` wants it.
+
+    Raises:
+        ConfigError: there must be one and is not, or there must not be one and is.
+    """
+    run = trainer.run
+    folder = checkpoint_folder(run)
+    with together(trainer.mesh):
+        latest = find_latest(folder) if trainer.mesh.rank == 0 else None
+        if latest is None and run.train.resume == "must" and trainer.mesh.rank == 0:
+            raise ConfigError(f'train.resume = "must": there is no checkpoint in {folder}')
+        if latest is not None and run.train.resume == "never":
+            raise ConfigError(
+                f'train.resume = "never": {folder} has checkpoints already, the newest {latest.name}',
+                hint="give the run another name, or delete the folder",
+            )
+    return share(latest, trainer.mesh)[0]
+
+
+def resume(trainer: Trainer, folder: Path, identity: Mapping[str, Any]) -> Position:
+    """Load a checkpoint into model and optimizer, on every rank.
+
+    Raises:
+        CheckpointError: it is damaged, or of another model or data; nothing was changed.
+    """
+    with together(trainer.mesh):
+        position = _read_position(folder, Index.from_folder(folder), identity)
+    load_checkpoint(folder, list_tensors(trainer), trainer.mesh)
+    trainer.optimizer.apply_masters()
+    trainer.optimizer.resume_at(position.step)
+    return position
+
+
+def list_tensors(trainer: Trainer) -> dict[str, Owned]:
+    """Every tensor of the run by its name in a checkpoint: the float32 masters, and the moments, owned as they are."""
+    ownership = ownership_of(trainer.model)
+    tensors = {model_name(fqn): (fqn, master) for fqn, master in trainer.optimizer.masters.items()}
+    tensors |= {optimizer_name(kind, fqn): (fqn, moment) for kind, fqn, moment in trainer.optimizer.moments()}
+    return {
+        name: Owned(replace(ownership[fqn], name=name), tensor.detach()) for name, (fqn, tensor) in tensors.items()
+    }
+
+
+def _read_position(folder: Path, index: Index, identity: Mapping[str, Any]) -> Position:
+    try:
+        saved: Mapping[str, Any] = index.state["identity"]
+        position = Position(**index.state["position"])
+    except (LookupError, TypeError) as error:
+        raise CheckpointError(f"{folder}: is not a checkpoint of `plait train` ({error!r})") from error
+    differing = [
+        f"{key}: {saved.get(key)!r} in the checkpoint, {identity.get(key)!r} now"
+        for key in {**saved, **identity}
+        if saved.get(key) != identity.get(key)
+    ]
+    if differing:
+        listed = "".join(f"\n  - {line}" for line in differing)
+        raise CheckpointError(
+            f"{folder}: belongs to another run{listed}",
+            hint="give this run another name, or go back to the config of the checkpoint",
+        )
+    return position
