@@ -2,8 +2,8 @@
 arXiv:2205.05198).
 
 Which collective runs at a boundary is never written here: it is the row of the transition table between the state of
-the activations outside (`Shard(0)`, tokens, or `Invariant`) and the state the local GEMM needs (`Replicate` in, `Partial`
-out).
+the activations outside (`Shard(0)`, tokens, or `Invariant`) and the state the local GEMM needs (`Replicate` in,
+`Partial` out).
 """
 
 from collections.abc import Sequence
@@ -237,8 +237,8 @@ def run_column_group(x: Tensor, entry: Boundary, members: Sequence[ColumnParalle
 class GatherGroup:
     """Members under one parent module that read the same input, run together when the parent is entered.
 
-    The parent's first tensor argument is gathered once; the members' outputs come with it, and the parent's forward sees
-    the gathered tensor. So a forward that reads its input's shape before projecting works unchanged.
+    The parent's first tensor argument is gathered once; the members' outputs come with it, and the parent's forward
+    sees the gathered tensor. So a forward that reads its input's shape before projecting works unchanged.
     """
 
     def __init__(self, parent: nn.Module, members: Sequence[ColumnParallelLinear], entry: Boundary) -> None:

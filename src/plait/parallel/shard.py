@@ -24,7 +24,7 @@ def shard_tensor(full: Tensor, ownership: Ownership, tp_rank: int) -> Tensor:
 
 
 def gather_tensor(local: Tensor, ownership: Ownership, mesh: Mesh) -> Tensor:
-    """The whole tensor on every tp rank, from each rank's own part; a replicated interval comes from its first holder."""
+    """Put the whole tensor together on every tp rank; a replicated interval comes from its first holder."""
     if ownership.dim is None or ownership.split is None:
         return local
     return collectives.all_gather(local, mesh.tp, ownership.split, dim=ownership.dim, label=ownership.name)

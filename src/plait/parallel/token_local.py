@@ -69,7 +69,7 @@ class TokenLocal(nn.Module):
 
 
 class TokenLocalEmbedding(TokenLocal):
-    """A whole embedding table looked up for own tokens, given everyone's ids `[T]` -> `[T/tp, D]` (learned positions)."""
+    """A whole embedding table looked up for own tokens, given all ids: `[T]` -> `[T/tp, D]` (learned positions)."""
 
     def _own(self, x: Tensor) -> Tensor:
         split = current_tokens(self.mesh, self.name)
