@@ -73,6 +73,12 @@ def _list_degree_conflicts(model: LlamaConfig | GptConfig, parallel: ParallelCon
             yield Problem("parallel.tp", f"{what}: {error.message}", f"use a degree of at most {most}")
 
 
+def _list_schedule_conflicts(train: TrainConfig) -> Iterator[Problem]:
+    """The warm-up must be over by the last step."""
+    if train.warmup_steps > train.steps:
+        yield Problem("train.warmup_steps", f"is more than train.steps = {train.steps}")
+
+
 def _list_length_conflicts(model: LlamaConfig | GptConfig, train: TrainConfig) -> Iterator[Problem]:
     """Positions beyond the model's are not defined."""
     if train.seq_len is not None and train.seq_len > model.max_seq_len:
@@ -93,6 +99,7 @@ def _list_token_conflicts(
 
 
 _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
+    ("train",): _list_schedule_conflicts,
     ("model", "parallel"): _list_degree_conflicts,
     ("model", "train"): _list_length_conflicts,
     ("model", "parallel", "train"): _list_token_conflicts,

@@ -1,11 +1,10 @@
 """How long and how a model is trained."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from plait.config.section import Count, Every, Probability, Problem, Section
+from plait.config.section import Count, Every, Probability, Section
 
 
 class TrainConfig(Section):
@@ -45,8 +44,3 @@ class TrainConfig(Section):
     tensorboard: bool = False
     timeout_s: PositiveFloat = 300.0
     """How long a collective waits for absent ranks."""
-
-    def conflicts(self) -> Iterator[Problem]:
-        """The warm-up must be over by the last step."""
-        if self.warmup_steps > self.steps:
-            yield Problem("warmup_steps", f"is more than train.steps = {self.steps}")

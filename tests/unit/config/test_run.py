@@ -51,9 +51,9 @@ def test_tokens_of_a_step_count_every_sequence() -> None:
 
 
 def test_warm_up_ends_by_the_last_step() -> None:
-    assert TrainConfig(steps=10, warmup_steps=10).warmup_steps == 10
-    with pytest.raises(ValidationError, match=r"warmup_steps: is more than train\.steps = 10"):
-        TrainConfig(steps=10, warmup_steps=11)
+    assert RunConfig(model=TINY, train=TrainConfig(steps=10, warmup_steps=10)).train.warmup_steps == 10
+    with pytest.raises(ValidationError, match=r"train\.warmup_steps: is more than train\.steps = 10"):
+        RunConfig(model=TINY, train=TrainConfig(steps=10, warmup_steps=11))
 
 
 def test_sums_are_carried_in_the_compute_format_unless_said_otherwise() -> None:
