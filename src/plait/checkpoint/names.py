@@ -1,10 +1,10 @@
 """Names: of checkpoint folders in a run, of files in a checkpoint, of tensors in a file.
 
-    step-00000100/                     appears by rename, complete
-      index.json                       global shapes, who wrote which interval, the position of the run
-      tp-00000-of-00002.safetensors    what tp rank 0 counts: `model/FQN`, `optimizer/exp_avg/FQN`, ...
-      tp-00001-of-00002.safetensors
-    .writing-00000200/                 a save under way, or one that failed; never read
+step-00000100/                     appears by rename, complete
+  index.json                       global shapes, who wrote which interval, the position of the run
+  tp-00000-of-00002.safetensors    what tp rank 0 counts: `model/FQN`, `optimizer/exp_avg/FQN`, ...
+  tp-00001-of-00002.safetensors
+.writing-00000200/                 a save under way, or one that failed; never read
 """
 
 import re

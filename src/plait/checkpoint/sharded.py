@@ -1,4 +1,4 @@
-"""Saving and loading: each tp rank writes what it counts, and reads what it owns, whatever the degree it was written at."""
+"""Saving and loading: each tp rank writes what it counts and reads what it owns, whatever degree it was written at."""
 
 import shutil
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint, on every rank of the mesh, and return its folder.
 
-    The tp ranks of dp rank 0 write a file each; every element is written once, at its true size. All of it goes to a folder
-    beside that gets its name when it is complete, so that whatever fails, the checkpoints before it stay as they are. Then
-    only the newest `keep` are kept (0: all).
+    The tp ranks of dp rank 0 write a file each; every element is written once, at its true size. All of it goes to a
+    folder beside that gets its name when it is complete, so that whatever fails, the checkpoints before it stay as
+    they are. Then only the newest `keep` are kept (0: all).
 
     Raises:
         CheckpointError: on every rank, if any of them could not write.
@@ -65,8 +65,8 @@ def save_checkpoint(
 def load_checkpoint(folder: Path, tensors: Mapping[str, Owned], mesh: Mesh) -> Index:
     """Fill this rank's `tensors` from a checkpoint, on every rank of the mesh, and return its index.
 
-    The checkpoint may have been written at any tp degree. Names are taken by their first part: asking for `model/...` alone
-    leaves the optimizer unread. Nothing is overwritten before all ranks have found everything they need.
+    The checkpoint may have been written at any tp degree. Names are taken by their first part: asking for `model/...`
+    alone leaves the optimizer unread. Nothing is overwritten before all ranks have found everything they need.
 
     Raises:
         CheckpointError: on every rank, if the checkpoint is damaged or is not of this model.
@@ -167,9 +167,7 @@ def _check_files(reader: PieceReader, index: Index, tensors: Mapping[str, Owned]
         reader.check_file(file, shapes)
 
 
-def _copy_overlap(
-    reader: PieceReader, name: str, piece: Piece, own: tuple[Interval, ...], target: Tensor
-) -> None:
+def _copy_overlap(reader: PieceReader, name: str, piece: Piece, own: tuple[Interval, ...], target: Tensor) -> None:
     """Copy into `target`, which holds `own`, the elements of it that are in `piece`."""
     overlap = tuple(map(Interval.intersect, own, piece.intervals))
     if not all(map(len, overlap)):

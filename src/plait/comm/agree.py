@@ -1,44 +1,53 @@
 """Agreement between the ranks of a mesh: small values that all of them learn, and errors that all of them raise."""
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
-from plait.comm import trace
-from plait.comm.mesh import Mesh
-from plait.errors import PlaitError, TransportError, TransportTimeout
+from plait.comm import collectives
+from plait.comm.mesh import Axis, Mesh
+from plait.errors import PlaitError, TransportError
+from plait.sharding import Interval, Split, build_split
 
 ValueT = TypeVar("ValueT")
 
 
 def share(value: ValueT, mesh: Mesh) -> list[ValueT]:
-    """The values of all ranks, in rank order; anything that can be pickled.
+    """The values of all ranks of the world, in rank order; anything small that can be pickled.
 
     Raises:
         TransportError: a rank did not join.
     """
     if mesh.shape.world_size == 1:
         return [value]
-    gathered: list[ValueT] = [value] * mesh.shape.world_size
-    try:
-        dist.all_gather_object(gathered, value)
-    except RuntimeError as error:
-        kind = TransportTimeout if "timed out" in str(error).lower() else TransportError
-        raise kind(f"{trace.identity()}: waiting for every rank to report failed: {error}") from error
-    return gathered
+    size = dist.get_world_size()
+    world = Axis("world", size, mesh.rank, tuple(range(size)), dist.group.WORLD, None)
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(mesh.device)
+    lengths = collectives.all_gather(
+        torch.tensor([len(own)], device=mesh.device), world, build_split(size, size), label="share"
+    )
+    edges = [0, *accumulate(lengths.tolist())]
+    split = Split(edges[-1], tuple(Interval(start, stop) for start, stop in pairwise(edges)))
+    gathered = bytes(collectives.all_gather(own, world, split, label="share").tolist())
+    return [pickle.loads(gathered[interval.start : interval.stop]) for interval in split.intervals]
 
 
 @contextmanager
 def together(mesh: Mesh) -> Iterator[None]:
     """Leave the block on all ranks or on none: an error of one rank is raised by every rank.
 
-    Every rank of the mesh has to enter. A block that may fail on some ranks only (files, disks) ends in an exchange of what
-    happened, so that no rank goes on to a collective that another never reaches.
+    Every rank of the mesh has to enter. A block that may fail on some ranks only (files, disks) ends in an exchange
+    of what happened, so that no rank goes on to a collective that another never reaches.
     """
     try:
         yield
+    except TransportError:
+        raise
     except PlaitError as error:
         _raise_first(share(error, mesh))
     except Exception as error:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import resource
 import sys
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ def measure_peak_memory_bytes(device: torch.device) -> int:
 
 
 def derive_step_flops(run: RunConfig) -> int:
-    """FLOPs of the GEMMs of one step, forward and backward, of all ranks: what the contract of the unsharded model says."""
+    """FLOPs of the GEMMs of one step of all ranks, forward and backward, by the contract of the unsharded model."""
     contract = derive_model(run.model, Setting(run.train.micro_batch_size, run.seq_len))
     micro_batch = sum(sum_flops(op.forward) + sum_flops(op.backward) for op in contract.ops)
     return micro_batch * run.train.gradient_accumulation * run.parallel.dp
@@ -85,8 +84,8 @@ class Rates:
 class MetricsFile:
     """One JSON object a line and step, in `metrics.jsonl`; optionally the same for TensorBoard.
 
-    A resumed run goes on behind the step it resumes from: what an interrupted run wrote beyond it is dropped, so that every
-    step is in the file once.
+    A resumed run goes on behind the step it resumes from: what an interrupted run wrote beyond it is dropped, so that
+    every step is in the file once.
     """
 
     def __init__(self, path: Path, *, resumed_step: int, tensorboard: bool = False) -> None:
@@ -133,7 +132,7 @@ def _keep_until(path: Path, step: int) -> None:
     kept = [record for record in read_metrics(path) if record["step"] <= step]
     beside = path.with_name(f".writing-{path.name}")
     beside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-    os.replace(beside, path)
+    beside.replace(path)
 
 
 def _build_board(folder: Path, resumed_step: int) -> Any:

@@ -15,8 +15,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Gradients:
     """Float32 gradients of all parameters, views of one flat tensor.
 
-    autograd adds the gradients of every micro-batch up in it, in float32 also where it computes in bfloat16. One collective
-    over the flat tensor reduces all of them.
+    autograd adds the gradients of every micro-batch up in it, in float32 also where it computes in bfloat16. One
+    collective over the flat tensor reduces all of them.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -43,7 +43,8 @@ class Gradients:
 class AdamW:
     """AdamW that updates float32 masters and rounds them into the parameters.
 
-    Where the parameters are float32 they are their own masters. Biases and norm weights, everything of one dim, do not decay.
+    Where the parameters are float32 they are their own masters. Biases and norm weights, everything of one dim, do
+    not decay.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], compute: torch.dtype, config: TrainConfig) -> None:

@@ -12,7 +12,7 @@ from plait.comm.mesh import Axis, Mesh
 from plait.config.run import RunConfig
 from plait.errors import ConfigError, ContractError
 from plait.parallel.apply import ownership_of
-from plait.train.data import MicroBatch
+from plait.train.corpus.windows import MicroBatch
 
 _WEIGHT = 0x9E3779B97F4A7C15 - (1 << 64)
 """Odd, so that a change of any one element changes the hash."""
@@ -44,8 +44,8 @@ def check_same_batch(batches: Sequence[MicroBatch], mesh: Mesh) -> None:
     """
     digest = hashlib.blake2b(digest_size=16)
     for batch in batches:
-        digest.update(batch.tokens_BS.numpy().tobytes())
-        digest.update(batch.targets_T.numpy().tobytes())
+        digest.update(batch.tokens.numpy().tobytes())
+        digest.update(batch.targets.numpy().tobytes())
     digests = share((mesh.coordinates.dp, digest.hexdigest()), mesh)
     groups = {dp: {other for at, other in digests if at == dp} for dp, _ in digests}
     bad = [dp for dp, found in groups.items() if len(found) > 1]
@@ -60,8 +60,8 @@ def check_same_batch(batches: Sequence[MicroBatch], mesh: Mesh) -> None:
 def check_replicas(model: nn.Module, mesh: Mesh) -> None:
     """Check that parameters held by several ranks are the same, bit for bit, on all of them.
 
-    Over dp that is every parameter; over tp those that are whole on every rank, and KV heads that a subgroup shares. A hash
-    of 64 bits a parameter is all that is compared.
+    Over dp that is every parameter; over tp those that are whole on every rank, and KV heads that a subgroup shares.
+    A hash of 64 bits a parameter is all that is compared.
 
     Raises:
         ContractError: on every rank, naming the parameters that drifted apart.

@@ -103,9 +103,7 @@ def list_tensors(trainer: Trainer) -> dict[str, Owned]:
     ownership = ownership_of(trainer.model)
     tensors = {model_name(fqn): (fqn, master) for fqn, master in trainer.optimizer.masters.items()}
     tensors |= {optimizer_name(kind, fqn): (fqn, moment) for kind, fqn, moment in trainer.optimizer.moments()}
-    return {
-        name: Owned(replace(ownership[fqn], name=name), tensor.detach()) for name, (fqn, tensor) in tensors.items()
-    }
+    return {name: Owned(replace(ownership[fqn], name=name), tensor.detach()) for name, (fqn, tensor) in tensors.items()}
 
 
 def _read_position(folder: Path, index: Index, identity: Mapping[str, Any]) -> Position:

@@ -16,7 +16,7 @@ from plait.parallel.dropout import set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
 from plait.parallel.loss import vocab_parallel_cross_entropy
 from plait.sharding import build_split
-from plait.train.data import MicroBatch
+from plait.train.corpus.windows import MicroBatch
 from plait.train.optimizer import AdamW, Gradients
 
 IGNORE_INDEX = -100
@@ -45,8 +45,9 @@ class Trainer:
     def step(self, micro_batches: Iterable[MicroBatch], learning_rate: float, *, stop: bool = False) -> StepResult:
         """Do one step.
 
-        The loss is summed, not averaged, in each micro-batch; the gradients are divided once by the number of target tokens of
-        the whole step. So every token weighs the same however the tokens are spread over micro-batches and ranks.
+        The loss is summed, not averaged, in each micro-batch; the gradients are divided once by the number of target
+        tokens of the whole step. So every token weighs the same however the tokens are spread over micro-batches and
+        ranks.
 
         Raises:
             PlaitError: on every rank, if loss or gradient are not finite; the parameters are as they were.
@@ -68,9 +69,9 @@ class Trainer:
         return result
 
     def _accumulate(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        targets = batch.targets_T.to(self.mesh.device, non_blocking=True)
+        targets = batch.targets.to(self.mesh.device, non_blocking=True)
         set_dropout_offset(self.model, batch.first_token)
-        logits = self.model(batch.tokens_BS.to(self.mesh.device, non_blocking=True))
+        logits = self.model(batch.tokens.to(self.mesh.device, non_blocking=True))
         loss = vocab_parallel_cross_entropy(
             logits,
             targets,
@@ -85,7 +86,7 @@ class Trainer:
         return loss, (targets != IGNORE_INDEX).sum()
 
     def _sum_over_ranks(self, totals: Tensor) -> Tensor:
-        """Sum over dp in float64 whatever dtype gradients are reduced in; on tp the most, where only the stop may differ."""
+        """Sum over dp, in float64 whatever gradients are reduced in; on tp take the most: only the stop may differ."""
         dp = self.mesh.dp
         rows = collectives.all_gather(totals[None], dp, build_split(dp.degree, dp.degree), label="totals")
         return collectives.all_reduce(rows.sum(0), self.mesh.tp, op="max", label="totals")

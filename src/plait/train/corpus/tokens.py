@@ -59,7 +59,7 @@ def _map_file(file: Path) -> Tokens:
         raise ConfigError(f"{file}: is not a token file ({error})", hint=_HINT) from error
 
 
-_HINT = "data of kind \"tokens\" is .npy with one dim of integers, or .bin with uint16 (with or without the header of llm.c)"
+_HINT = "token files are .npy with one dim of integers, or .bin with uint16 (with or without the header of llm.c)"
 
 
 def _map_array(file: Path) -> Tokens:

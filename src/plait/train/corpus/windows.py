@@ -1,7 +1,7 @@
 """Sequences in a shuffled order that one number describes: how many were consumed.
 
-Sequence `i` of a run is the same whatever the dp degree, the micro-batch and the accumulation are; these only say which rank
-takes it when. So a run resumes exactly from that number, on any mesh.
+Sequence `i` of a run is the same whatever the dp degree, the micro-batch and the accumulation are; these only say
+which rank takes it when. So a run resumes exactly from that number, on any mesh.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from plait.config.run import RunConfig
 from plait.errors import ConfigError
-from plait.train.shuffle import permute
-from plait.train.tokens import TokenStream
+from plait.train.corpus.shuffle import permute
+from plait.train.corpus.tokens import TokenStream
 
 
 class Windows:
@@ -43,8 +43,10 @@ class Windows:
 class MicroBatch:
     """What one dp rank takes in one forward and backward."""
 
-    tokens_BS: Tensor
-    targets_T: Tensor
+    tokens: Tensor
+    """`[B, S]`"""
+    targets: Tensor
+    """`[T]`, the token after each"""
     first_token: int
     """Global index of its first token in the whole run: the key of its dropout masks."""
 

@@ -35,7 +35,8 @@ def _expand(path: str, kind: str) -> list[Path]:
         found = sorted(Path(path).rglob("*"))
         return [file for file in found if file.is_file() and _is_wanted(file.relative_to(path), kind)]
     if has_magic(path) and not Path(path).exists():
-        return [Path(match) for match in sorted(glob(path, recursive=True)) if Path(match).is_file()]
+        matches = sorted(glob(path, recursive=True))  # noqa: PTH207 - a pattern may be absolute
+        return [Path(match) for match in matches if Path(match).is_file()]
     return [Path(path)] if Path(path).is_file() else []
 
 
@@ -83,5 +84,7 @@ def _text_of(line: str, key: str, where: str) -> str:
         raise ConfigError(f"{where}: is not JSON ({error})") from error
     if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
         keys = ", ".join(map(repr, entry)) if isinstance(entry, dict) else f"a {type(entry).__name__}"
-        raise ConfigError(f"{where}: has no text under {key!r}, only {keys}", hint="set data.text_key to the key of the text")
+        raise ConfigError(
+            f"{where}: has no text under {key!r}, only {keys}", hint="set data.text_key to the key of the text"
+        )
     return entry[key]

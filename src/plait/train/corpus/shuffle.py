@@ -10,9 +10,9 @@ _MASK = (1 << 64) - 1
 def permute(index: int, size: int, seed: int, epoch: int) -> int:
     """Where `index` of 0..size-1 goes in the order of this seed and epoch.
 
-    A Feistel network is a bijection of the numbers of an even number of bits; walking its cycle until it comes back below
-    `size` makes it one of 0..size-1 (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). At most four times as
-    many numbers as indices, so four steps of the walk on average.
+    A Feistel network is a bijection of the numbers of an even number of bits; walking its cycle until it comes back
+    below `size` makes it one of 0..size-1 (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). At most
+    four times as many numbers as indices, so four steps of the walk on average.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     while True:

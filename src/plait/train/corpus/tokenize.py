@@ -13,8 +13,8 @@ from plait.comm.mesh import Mesh
 from plait.config.data import DataConfig
 from plait.config.run import RunConfig
 from plait.errors import ConfigError
-from plait.train.sources import list_files, read_documents
-from plait.train.tokens import TokenStream, TokenWriter
+from plait.train.corpus.sources import list_files, read_documents
+from plait.train.corpus.tokens import TokenStream, TokenWriter
 
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _BATCH_CHARACTERS = 4_000_000
@@ -35,7 +35,7 @@ def load_tokenizer(config: DataConfig, vocab_size: int) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(config.tokenizer)
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"data.tokenizer: {config.tokenizer}: is not a JSON file of `tokenizers` ({error})") from error
+        raise ConfigError(f"data.tokenizer: {config.tokenizer}: is no JSON file of `tokenizers` ({error})") from error
     needed = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if needed > vocab_size:
         raise ConfigError(
@@ -80,8 +80,8 @@ def check_data(run: RunConfig) -> None:
 def prepare_tokens(run: RunConfig, mesh: Mesh) -> TokenStream:
     """The tokens of the run's data, on every rank of the mesh.
 
-    Rank 0 tokenises text that was not tokenised before. That may take longer than a collective may wait, so meanwhile all
-    ranks ask each other every few seconds whether it is done.
+    Rank 0 tokenises text that was not tokenised before. That may take longer than a collective may wait, so meanwhile
+    all ranks ask each other every few seconds whether it is done.
 
     Raises:
         ConfigError: on every rank, if the data cannot be used.
