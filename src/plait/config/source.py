@@ -24,7 +24,7 @@ def load_source(source: str) -> dict[str, Any]:
     if path.is_file():
         return load_toml(path)
     if path.is_dir():
-        raise ConfigError(f"{source}: the folder has no config.json", hint="give a TOML file or a Hugging Face folder")
+        raise ConfigError(f"{path}: the folder has no config.json", hint="give a TOML file or a Hugging Face folder")
     if path.suffix in (".toml", ".json") or len(path.parts) > 1:
         files = [str(file) for file in path.parent.glob(f"*{path.suffix}")]
         raise ConfigError(
@@ -47,8 +47,9 @@ def derive_model_fields(model: Mapping[str, Any]) -> dict[str, Any] | Problem:
     if "family" not in fields:
         hint = f"presets are {', '.join(list_presets())}"
         return Problem("model.preset", "is required, unless model.family and its keys are given", hint)
-    if fields["family"] not in FAMILIES:
-        return Problem("model.family", "unknown family", describe_nearest(str(fields["family"]), FAMILIES))
+    family = fields["family"]
+    if not isinstance(family, str) or family not in FAMILIES:
+        return Problem("model.family", "unknown family", describe_nearest(str(family), FAMILIES))
     return fields
 
 

@@ -1,8 +1,13 @@
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from plait.config import GptConfig, load_preset, load_run_config
+from plait.config import GptConfig, RunConfig, load_preset, load_run_config
+from plait.config.load import _SECTIONS
+from plait.config.model import FAMILIES
 from plait.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -167,3 +172,38 @@ def test_source_that_does_not_exist_names_the_nearest(
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.name)
 def test_every_config_of_the_repository_loads(file: Path) -> None:
     assert load_run_config(str(file)).name == file.stem
+
+
+SECTIONS = {"model": FAMILIES["llama"], **_SECTIONS}
+KEYS = [
+    *RunConfig.model_fields,
+    *(f"{name}.{key}" for name, section in SECTIONS.items() for key in section.model_fields),
+    "model.preset",
+    "model.rope_scaling.factor",
+    "train.nonsense",
+]
+VALUES = [
+    "0",
+    "1",
+    "-1",
+    "3",
+    "9",
+    "1e400",
+    "nan",
+    "true",
+    "''",
+    "text",
+    "gpt",
+    "[]",
+    "[1]",
+    "['a']",
+    "{a = 1}",
+    "1979-05-27",
+]
+
+
+@given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(VALUES)), min_size=1, max_size=4))
+def test_no_override_leads_to_anything_but_a_run_or_a_config_error(overrides: list[tuple[str, str]]) -> None:
+    with suppress(ConfigError):
+        config = load_run_config("llama-tiny", [f"{key}={value}" for key, value in overrides])
+        assert RunConfig.model_validate_json(config.model_dump_json()) == config
