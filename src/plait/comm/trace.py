@@ -1,7 +1,7 @@
 """What this rank has issued: every collective while recording, the latest few always.
 
-The latest are noted as bytes in a small buffer. A launcher puts that buffer into memory it shares with the rank, so that
-the last collectives of a rank that was killed or hangs can still be read.
+The latest are noted as bytes in a small buffer. A launcher puts that buffer into memory it shares with the rank, so
+that the last collectives of a rank that was killed or hangs can still be read.
 """
 
 from collections.abc import Iterator
@@ -9,17 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from mmap import mmap
 from struct import Struct
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from plait.contract.collective import Collective, ReduceOp
+from plait.dtype import DType
 from plait.sharding import Kind
 
+_MAX_KNOWN = 4096
 HISTORY = 8
 """Collectives that are always remembered; what differs between ranks is nearly always the last one."""
 
-_HEADER = Struct("<64sQ")
-_ENTRY = Struct("<Q16s168s")
-NOTES_BYTES = _HEADER.size + HISTORY * _ENTRY.size
+_WHO = Struct("<64s")
+_ENTRY = Struct("<QQI16s156s")
+NOTES_BYTES = _WHO.size + HISTORY * _ENTRY.size
 """Size of a buffer of notes."""
 
 Notes = bytearray | mmap | memoryview
@@ -28,8 +30,14 @@ Notes = bytearray | mmap | memoryview
 class Reach(Protocol):
     """What a trace needs to know of an axis."""
 
-    name: str
-    degree: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def degree(self) -> int: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
 
 
 class Issued(NamedTuple):
@@ -40,9 +48,10 @@ class Issued(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """A remembered collective: the `number`-th that this rank issued on `axis`."""
+    """A remembered collective: the `number`-th that this rank issued on `axis`, in the group of `first_rank`."""
 
     axis: str
+    first_rank: int
     number: int
     text: str
 
@@ -72,42 +81,40 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.traces: list[Trace] = []
-        self._notes: Notes = bytearray(NOTES_BYTES)
-        self._counts: dict[str, int] = {}
+        self.notes: Notes = bytearray(NOTES_BYTES)
         self._total = 0
-        self._who = b""
-        self._known: dict[tuple[Any, ...], tuple[Issued, bytes, bytes]] = {}
-
-    def move_to(self, notes: Notes) -> None:
-        notes[:NOTES_BYTES] = self._notes[:NOTES_BYTES]
-        self._notes = notes
-
-    def identify(self, who: str) -> None:
-        self._who = who.encode()
-        _HEADER.pack_into(self._notes, 0, self._who, self._total)
+        self._counts: dict[str, int] = {}
+        self._known: dict[tuple[Any, ...], tuple[Issued, int, bytes, bytes]] = {}
 
     def issue(self, key: tuple[Any, ...]) -> None:
-        known = self._known.get(key) or self._describe(key)
-        issued, axis, text = known
-        number = self._counts[issued.collective.axis] = self._counts.get(issued.collective.axis, 0) + 1
-        _ENTRY.pack_into(self._notes, _HEADER.size + self._total % HISTORY * _ENTRY.size, number, axis, text)
-        self._total += 1
-        _HEADER.pack_into(self._notes, 0, self._who, self._total)
+        known = self._known.get(key)
+        issued, first_rank, axis, text = self._describe(key) if known is None else known
+        counts, name = self._counts, issued.collective.axis
+        counts[name] = number = counts.get(name, 0) + 1
+        total = self._total = self._total + 1
+        _ENTRY.pack_into(self.notes, _offset(total), total, number, first_rank, axis, text)
         for trace in self.traces:
             trace.issued.append(issued)
 
-    def _describe(self, key: tuple[Any, ...]) -> tuple[Issued, bytes, bytes]:
+    def _describe(self, key: tuple[Any, ...]) -> tuple[Issued, int, bytes, bytes]:
         """Built once for each kind, axis, shape and label: it would cost more than the rest of the wrapper."""
-        kind, axis, degree, shape, dtype, dim, op, label = key
-        collective = Collective(kind, axis, degree, tuple(shape), str(dtype).removeprefix("torch."), dim, op)  # type: ignore[arg-type]
+        kind, axis, degree, first_rank, shape, dtype, dim, op, label = key
+        collective = Collective(Kind(kind), axis, degree, tuple(shape), _name(dtype), dim, op)
         text = f"{collective} ({label})" if label else str(collective)
-        if len(self._known) >= 4096:
+        if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
-        known = self._known[key] = (Issued(collective, label), axis.encode(), text.encode("ascii", "replace"))
+        known = (Issued(collective, label), first_rank, axis.encode(), text.encode("ascii", "replace"))
+        self._known[key] = known
         return known
 
-    def copy_notes(self) -> bytes:
-        return bytes(self._notes[:NOTES_BYTES])
+
+def _offset(total: int) -> int:
+    """Where the `total`-th collective of a rank is noted."""
+    return _WHO.size + total % HISTORY * _ENTRY.size
+
+
+def _name(dtype: object) -> DType:
+    return cast(DType, str(dtype).removeprefix("torch."))
 
 
 _recorder = _Recorder()
@@ -117,7 +124,7 @@ def issue(
     kind: Kind, axis: Reach, shape: tuple[int, ...], dtype: object, dim: int = 0, op: ReduceOp = "sum", label: str = ""
 ) -> None:
     """Note a collective that is about to be issued; `shape` is that of the whole tensor."""
-    _recorder.issue((kind, axis.name, axis.degree, shape, dtype, dim, op, label))
+    _recorder.issue((kind._value_, axis.name, axis.degree, axis.ranks[0], shape, dtype, dim, op, label))
 
 
 @contextmanager
@@ -133,13 +140,13 @@ def record() -> Iterator[Trace]:
 
 def last_collective() -> Noted | None:
     """The latest collective of this rank, recording or not."""
-    noted = read_notes(copy_notes())[1]
+    _, noted = read_notes(copy_notes())
     return noted[-1] if noted else None
 
 
 def identify(who: str) -> None:
     """Say who this rank is (`rank 1 (dp=0 tp=1)`) in what others may read of it."""
-    _recorder.identify(who)
+    _WHO.pack_into(_recorder.notes, 0, who.encode())
 
 
 def identity() -> str:
@@ -149,22 +156,24 @@ def identity() -> str:
 
 def move_notes(notes: Notes) -> None:
     """Keep the notes in `notes` from now on, memory that others can read."""
-    _recorder.move_to(notes)
+    notes[:NOTES_BYTES] = copy_notes()
+    _recorder.notes = notes
 
 
 def copy_notes() -> bytes:
     """The notes as they are."""
-    return _recorder.copy_notes()
+    return bytes(_recorder.notes[:NOTES_BYTES])
 
 
 def read_notes(notes: bytes) -> tuple[str, list[Noted]]:
     """Who wrote `notes`, and its latest collectives, oldest first."""
-    who, total = _HEADER.unpack_from(notes)
-    noted = []
-    for index in range(max(0, total - HISTORY), total):
-        number, axis, text = _ENTRY.unpack_from(notes, _HEADER.size + index % HISTORY * _ENTRY.size)
-        noted.append(Noted(_decode(axis), number, _decode(text)))
-    return _decode(who), noted
+    entries = sorted(_ENTRY.iter_unpack(notes[_WHO.size :]))
+    noted = [
+        Noted(_decode(axis), first_rank, number, _decode(text))
+        for total, number, first_rank, axis, text in entries
+        if total
+    ]
+    return _decode(notes[: _WHO.size]), noted
 
 
 def _decode(field: bytes) -> str:

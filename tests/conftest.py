@@ -1,0 +1,25 @@
+"""What all tests share: a marker by folder, and the ranks of the session."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the name of the folder it is in: unit, torch, dist, gpu, docs, arch."""
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            item.add_marker(item.path.relative_to(TESTS).parts[0])
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[object]:
+    """`ranks(4).call(function, **kwargs)` runs a function of the test module on four ranks; see `tests.support.rank_pool`."""
+    from tests.support.rank_pool import RankPool
+
+    pool = RankPool()
+    yield pool
+    pool.close()
