@@ -41,7 +41,7 @@ def vocab_parallel_cross_entropy(
 
     `label_smoothing` spreads over the true `vocab_size`; `z_loss` adds that multiple of `logsumexp(logits)**2`. The
     mean is over the targets that are not ignored; over none of them it is nan, as in torch, with a zero gradient.
-    Without a mesh, or on one of tp degree 1, the logits are whole. Contract: `contract.loss.cross_entropy`.
+    Without a mesh, or on one of tp degree 1, the logits are whole. Contract: `contract.loss.derive_cross_entropy`.
 
     Raises:
         ShardingError: the logits are not this rank's columns (whole ones, say), or a target is not in the vocabulary.
@@ -68,7 +68,7 @@ def vocab_parallel_log_prob(
         forward    all_reduce max [T], then all_reduce sum [2, T] over tp
         backward   nothing moves; every shard gets its gradient, also those that do not own the target
 
-    Contract: `contract.loss.log_prob`.
+    Contract: `contract.loss.derive_log_prob`.
     """
     vocab = build_vocab_shard(logits_shard, mesh, vocab_size)
     return -_compute_loss(logits_shard, targets, torch.ones_like(targets, dtype=torch.bool), _Terms(vocab))
@@ -83,7 +83,7 @@ def vocab_parallel_entropy(logits_shard: Tensor, mesh: Mesh | None = None, *, vo
         forward    all_reduce max [T], then all_reduce sum [2, T] over tp
         backward   nothing moves
 
-    Contract: `contract.loss.entropy`.
+    Contract: `contract.loss.derive_entropy`.
     """
     vocab = build_vocab_shard(logits_shard, mesh, vocab_size)
     return _Entropy.apply(logits_shard.flatten(0, -2), vocab).view(logits_shard.shape[:-1])
