@@ -14,15 +14,15 @@ def derive_vocab_embedding(setting: Setting, ownership: Mapping[str, Ownership],
     table = Parameter(ownership[f"{module}.weight"], ("V", "D"))
     leave = derive_transition(Partial(), setting.activation)
     ids = _build_ids(setting, Invariant())
-    y = setting.build_tensor("y", "D", table.ownership.shape[1], setting.activation)
+    x = setting.build_tensor("x", "D", table.ownership.shape[1], setting.activation)
     return Op(
         name=module,
         inputs=(ids,),
-        outputs=(y,),
+        outputs=(x,),
         parameters=(table,),
-        forward=derive_moves(setting, "y", leave, y),
-        backward=derive_moves(setting, "dy", leave.conjugate, y),
-        saved=(Saved("ids", ids.layout.local_shape(setting.rank), "int64"),),
+        forward=derive_moves(setting, "x", leave, x),
+        backward=derive_moves(setting, "dx", leave.conjugate, x),
+        saved=(Saved("ids", ids.layout.shape, "int64"), Saved("mask", ids.layout.shape, "bool")),
     )
 
 
@@ -33,7 +33,7 @@ def derive_position_embedding(setting: Setting, ownership: Mapping[str, Ownershi
     return Op(
         name=module,
         inputs=(positions,),
-        outputs=(setting.build_tensor("y", "D", table.ownership.shape[1], setting.activation),),
+        outputs=(setting.build_tensor("x", "D", table.ownership.shape[1], setting.activation),),
         parameters=(table,),
         backward=derive_token_sum(setting, (table,)),
         saved=(Saved("ids", positions.layout.local_shape(setting.rank), "int64"),),

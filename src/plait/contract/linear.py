@@ -44,18 +44,24 @@ def build_linear_parameters(ownership: Mapping[str, Ownership], module: str, dim
 
 
 def derive_column_group(
-    setting: Setting, members: Sequence[LinearParameters], *, source: Placement | None = None, target: Placement = Shard(1)
+    setting: Setting,
+    members: Sequence[LinearParameters],
+    *,
+    source: Placement | None = None,
+    target: Placement | None = None,
 ) -> Op:
     """Linears that read the same `x`, each with its output features cut: one gather forward, one reduction backward.
 
     The gathered input is not kept: only what the rank held of it is saved, and it is gathered again in backward.
-    `source` is the state in which `x` arrives (default: that of activations), `target` the one in which `y` leaves.
+    `source` is the state in which `x` arrives (default: that of activations), `target` the one in which `y` leaves
+    (default `Shard(1)`).
     """
     T, rank = setting.num_tokens, setting.rank
     width, feature = members[0].weight.ownership.shape[1], members[0].weight.dims[1]
-    entry, leave = derive_transition(source or setting.activation, Replicate()), derive_transition(Shard(1), target)
+    entry = derive_transition(source or setting.activation, Replicate())
+    leave = derive_transition(Shard(1), target or Shard(1))
     x = setting.build_tensor("x", feature, width, entry.source)
-    outputs = tuple(_build_output(setting, member, target) for member in members)
+    outputs = tuple(_build_output(setting, member, leave.target) for member in members)
     gather = derive_moves(setting, "x", entry, x)
     sizes = [(member.module, member.cut.lengths[rank]) for member in members]
     return Op(
@@ -81,17 +87,22 @@ def derive_column_group(
 
 
 def derive_row(
-    setting: Setting, linear: LinearParameters, *, source: Placement = Shard(1), target: Placement | None = None
+    setting: Setting,
+    linear: LinearParameters,
+    *,
+    source: Placement | None = None,
+    target: Placement | None = None,
 ) -> Op:
     """Linear with its input features cut, so that each rank has an addend of `y`; the bias is added after the sum.
 
-    `source` is the state in which `x` arrives, `target` the one in which `y` leaves (default: that of activations).
+    `source` is the state in which `x` arrives (default `Shard(1)`), `target` the one in which `y` leaves
+    (default: that of activations).
     """
     T, module, own = setting.num_tokens, linear.module, linear.cut.lengths[setting.rank]
     (width, in_width), (out_feature, in_feature) = linear.weight.ownership.shape, linear.weight.dims
-    entry = derive_transition(source, Shard(1))
+    entry = derive_transition(source or Shard(1), Shard(1))
     leave = derive_transition(Partial(), target or setting.activation)
-    x = setting.build_tensor("x", in_feature, in_width, source, linear.cut)
+    x = setting.build_tensor("x", in_feature, in_width, entry.source, linear.cut)
     y = setting.build_tensor("y", out_feature, width, leave.target)
     return Op(
         name=module,

@@ -6,19 +6,16 @@ from functools import cached_property
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.contract.block import derive_block
 from plait.contract.collective import Collective
-from plait.contract.dropout import derive_dropout
 from plait.contract.embedding import derive_position_embedding, derive_vocab_embedding
 from plait.contract.linear import build_linear_parameters, derive_column_group
 from plait.contract.loss import derive_cross_entropy
-from plait.contract.norm import derive_norm
+from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op
 from plait.contract.parameter import derive_parameter_shapes, derive_parameters_ownership
 from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.setting import Setting
 from plait.contract.step import list_collectives
-from plait.sharding import Invariant, KeyValueHeads, Ownership, Partial, QueryHeads, derive_transition
-
-_REDUCE = derive_transition(Partial(), Invariant()).forward
+from plait.sharding import KeyValueHeads, Ownership, QueryHeads
 
 
 def derive_plan(config: ModelConfig, *, sequence_parallel: bool = True) -> Plan:
@@ -85,6 +82,11 @@ class ModelContract:
         return sum(held)
 
     @cached_property
+    def micro_batch_collectives(self) -> tuple[Collective, ...]:
+        """What the rank issues in one forward, loss and backward, in order."""
+        return (*self.forward_collectives, *self.loss_collectives, *self.backward_collectives)
+
+    @cached_property
     def forward_collectives(self) -> tuple[Collective, ...]:
         """What the rank issues from tokens to logits, in order."""
         return tuple(collective for op in self.ops[:-1] for collective in list_collectives(op.forward))
@@ -100,7 +102,9 @@ class ModelContract:
         return tuple(collective for op in reversed(self.ops) for collective in list_collectives(op.backward))
 
 
-def derive_model(config: ModelConfig, setting: Setting, *, block: int = 0, label_smoothing: bool = False) -> ModelContract:
+def derive_model(
+    config: ModelConfig, setting: Setting, *, block: int = 0, label_smoothing: bool = False
+) -> ModelContract:
     """What one rank does for one micro-batch; `block` is the one whose names stand for all.
 
     Raises:
@@ -122,18 +126,3 @@ def derive_model(config: ModelConfig, setting: Setting, *, block: int = 0, label
         exit=(derive_norm(setting, ownership, "norm"), replace(derive_column_group(setting, (head,)), name="head")),
         loss=derive_cross_entropy(setting, head.cut, label_smoothing=label_smoothing),
     )
-
-
-def derive_step_collectives(
-    contract: ModelContract, *, micro_batches: int = 1, dp: int = 1, clips_gradients: bool = True
-) -> tuple[Collective, ...]:
-    """What the rank issues in one optimizer step, in order: micro-batches, gradients over dp, the gradient norm."""
-    micro_batch = (*contract.forward_collectives, *contract.loss_collectives, *contract.backward_collectives)
-    over_dp = (Collective(_REDUCE, "dp", dp, (contract.num_parameters,), contract.setting.sum_dtype),)
-    norm = derive_grad_norm_collectives(contract.setting.tp) if clips_gradients else ()
-    return (*micro_batch * micro_batches, *(over_dp if dp > 1 else ()), *norm)
-
-
-def derive_grad_norm_collectives(tp: int) -> tuple[Collective, ...]:
-    """The one collective of the gradient norm: the sum of squares of what each rank counts."""
-    return (Collective(_REDUCE, "tp", tp, (1,), "float32"),) if tp > 1 else ()

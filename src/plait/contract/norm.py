@@ -1,4 +1,4 @@
-"""Norms: every token alone, so each rank treats its own, and the layer sums its weight gradients over tp."""
+"""Norms and dropout: every token alone, so each rank treats its own; a norm sums its weight gradients over tp."""
 
 from collections.abc import Mapping
 
@@ -25,4 +25,15 @@ def derive_norm(setting: Setting, ownership: Mapping[str, Ownership], module: st
         parameters=parameters,
         backward=derive_token_sum(setting, parameters),
         saved=(Saved("x", x.layout.local_shape(setting.rank), setting.dtype),),
+    )
+
+
+def derive_dropout(setting: Setting, module: str, width: int) -> Op:
+    """Dropout of activations `[T, D]`: the mask that is kept is one byte an element."""
+    x = setting.build_tensor("x", "D", width, setting.activation)
+    return Op(
+        name=module,
+        inputs=(x,),
+        outputs=(setting.build_tensor("y", "D", width, setting.activation),),
+        saved=(Saved("mask", x.layout.local_shape(setting.rank), "bool"),),
     )

@@ -29,12 +29,12 @@ def derive_parameter_ownership(
 ) -> Ownership:
     """Who owns what of parameter `name`, of global shape `shape`, of a module that plays `role` (None: no role).
 
-        role              weight              bias                gradient summed by the layer over
-        Column            [out/tp, in]        [out/tp]            tp/kv, where KV heads are replicated
-        Row               [out, in/tp]        [out]
-        VocabEmbedding    [V/tp, D]
-        VocabHead         [V/tp, D]           [V/tp]
-        TokenLocal        whole               whole               tp, under sequence parallelism
+    role              weight              bias                gradient summed by the layer over
+    Column            [out/tp, in]        [out/tp]            tp/kv, where KV heads are replicated
+    Row               [out, in/tp]        [out]
+    VocabEmbedding    [V/tp, D]
+    VocabHead         [V/tp, D]           [V/tp]
+    TokenLocal        whole               whole               tp, under sequence parallelism
     """
     try:
         match role:
@@ -58,9 +58,7 @@ def build_vocab_split(vocab_size: int, tp: int) -> Split:
     return Columns().build_split(vocab_size, tp)
 
 
-def derive_parameters_ownership(
-    shapes: Mapping[str, tuple[int, ...]], plan: Plan, tp: int
-) -> dict[str, Ownership]:
+def derive_parameters_ownership(shapes: Mapping[str, tuple[int, ...]], plan: Plan, tp: int) -> dict[str, Ownership]:
     """Who owns what of every parameter of a model whose modules play the roles of `plan`."""
     return {
         name: derive_parameter_ownership(

@@ -40,6 +40,11 @@ class Setting:
         """In which format sums over ranks are carried."""
         return self.reduce_dtype or self.dtype
 
+    @property
+    def statistics_dtype(self) -> DType:
+        """In which format norms and the statistics of a loss are kept and summed."""
+        return "float64" if self.dtype == "float64" else "float32"
+
     @cached_property
     def token_split(self) -> Split:
         """How the tokens are cut over tp between the parallel regions, under sequence parallelism."""

@@ -20,7 +20,7 @@ class VocabParallelEmbedding(nn.Module):
         forward    look own ids up, zero for the others' -> reduce_scatter (or all_reduce) over tp
         backward   all_gather of the gradient (or nothing), then the rows of own ids
 
-    Contract: `contract.embedding.vocab_embedding`.
+    Contract: `contract.embedding.derive_vocab_embedding`.
     """
 
     def __init__(

@@ -69,7 +69,9 @@ class ColumnGroupFunction(torch.autograd.Function):
         dgrad       grad_x_shard = reduce_scatter(grad_x_full + sum of grad_y_shard @ w_shard)
         wgrad       grad_w_shard = grad_y_shard.T @ all_gather(x_shard)     gathered again: only the shard is kept
 
-    A KV weight held by several ranks has its gradient summed over them here. Contract: `contract.linear.column_group`.
+    A KV weight held by several ranks has its gradient summed over them here.
+
+    Contract: `contract.linear.derive_column_group`.
     """
 
     @staticmethod
@@ -120,7 +122,7 @@ class RowFunction(torch.autograd.Function):
         wgrad       grad_w_shard = all_gather(grad_y_shard).T @ x_shard     the same gather
         bias        grad_bias = sum over tokens of all_gather(grad_y_shard) the same gather, so nothing else moves
 
-    Contract: `contract.linear.row`.
+    Contract: `contract.linear.derive_row`.
     """
 
     @staticmethod

@@ -42,7 +42,7 @@ class TokenLocal(nn.Module):
         forward    nothing moves
         backward   one all_reduce over tp of all its parameters' gradients
 
-    The parameters keep their names: `norm.weight` stays `norm.weight`. Contract: `contract.norm.token_local`.
+    The parameters keep their names: `norm.weight` stays `norm.weight`. Contract: `contract.norm.derive_norm`.
     """
 
     def __init__(self, module: nn.Module, *, mesh: Mesh, name: str) -> None:

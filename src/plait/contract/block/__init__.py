@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from plait.config.model import ModelConfig
-from plait.contract.attention import derive_attention
-from plait.contract.mlp import derive_mlp
+from plait.contract.block.attention import derive_attention
+from plait.contract.block.mlp import derive_mlp
 from plait.contract.op import Op
 from plait.contract.setting import Setting
 from plait.sharding import Ownership

@@ -1,11 +1,10 @@
-"""The attention half of a block: norm, q/k/v of one gather group, attention of the rank's own heads, output projection."""
+"""The attention half of a block: norm, q/k/v in one gather group, the rank's own heads, output projection."""
 
 from collections.abc import Mapping
 
 from plait.config.model import GptConfig, ModelConfig
-from plait.contract.dropout import derive_dropout
 from plait.contract.linear import build_linear_parameters, derive_column_group, derive_row
-from plait.contract.norm import derive_norm
+from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op, Saved
 from plait.contract.setting import Setting
 from plait.contract.step import Gemm

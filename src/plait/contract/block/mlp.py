@@ -3,17 +3,14 @@
 from collections.abc import Mapping
 
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
-from plait.contract.dropout import derive_dropout
 from plait.contract.linear import build_linear_parameters, derive_column_group, derive_row
-from plait.contract.norm import derive_norm
+from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op, Saved
 from plait.contract.setting import Setting
 from plait.sharding import Ownership, Shard, Split
 
 
-def derive_mlp(
-    config: ModelConfig, setting: Setting, ownership: Mapping[str, Ownership], block: str
-) -> tuple[Op, ...]:
+def derive_mlp(config: ModelConfig, setting: Setting, ownership: Mapping[str, Ownership], block: str) -> tuple[Op, ...]:
     """The operations of the MLP half of `block` (`layers.0`)."""
     mlp = f"{block}.mlp"
     is_gated = isinstance(config, LlamaConfig)

@@ -1,0 +1,1 @@
+"""What contracts say, put together for people and programs: totals, tile sizes, docstring tables, records."""

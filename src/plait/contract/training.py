@@ -1,0 +1,52 @@
+"""What a rank issues in a whole optimizer step of a run: its micro-batches, then what happens once."""
+
+from plait.config.run import RunConfig
+from plait.contract.collective import Collective
+from plait.contract.model import ModelContract, derive_model
+from plait.contract.setting import Setting
+from plait.sharding import Invariant, Kind, Partial, derive_transition
+
+_REDUCE = derive_transition(Partial(), Invariant()).forward
+
+
+def build_setting(run: RunConfig, tp_rank: int = 0) -> Setting:
+    """The circumstances of tp rank `tp_rank` in `run`."""
+    return Setting(
+        batch=run.train.micro_batch_size,
+        seq_len=run.seq_len,
+        tp=run.parallel.tp,
+        rank=tp_rank,
+        sequence_parallel=run.parallel.sequence_parallel,
+        dtype=run.precision.compute,
+        reduce_dtype=run.precision.reduce_dtype,
+    )
+
+
+def derive_run_model(run: RunConfig, tp_rank: int = 0) -> ModelContract:
+    """What tp rank `tp_rank` does for one micro-batch of `run`."""
+    return derive_model(run.model, build_setting(run, tp_rank), label_smoothing=run.train.label_smoothing > 0)
+
+
+def derive_step_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
+    """What the rank issues in one step of `run`, in order."""
+    micro_batches = contract.micro_batch_collectives * run.train.gradient_accumulation
+    dp, sum_dtype = run.parallel.dp, contract.setting.sum_dtype
+    return (
+        *micro_batches,
+        *_derive_totals(run),
+        *((Collective(_REDUCE, "dp", dp, (contract.num_parameters,), sum_dtype),) if dp > 1 else ()),
+        *derive_grad_norm_collectives(contract.setting),
+    )
+
+
+def derive_grad_norm_collectives(setting: Setting) -> tuple[Collective, ...]:
+    """The one collective of the gradient norm: the sum of squares of what each rank counts."""
+    return (Collective(_REDUCE, "tp", setting.tp, (1,), setting.statistics_dtype),) if setting.tp > 1 else ()
+
+
+def _derive_totals(run: RunConfig) -> list[Collective]:
+    """Loss, number of targets and wish to stop: gathered over dp, and the most of them over tp."""
+    dp, tp = run.parallel.dp, run.parallel.tp
+    over_dp = [Collective(Kind.ALL_GATHER, "dp", dp, (dp, 3), "float64")] if dp > 1 else []
+    over_tp = [Collective(_REDUCE, "tp", tp, (3,), "float64", op="max")] if tp > 1 else []
+    return [*over_dp, *over_tp]
