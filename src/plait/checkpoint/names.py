@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 
 INDEX = "index.json"
+WRITING = ".writing-"
+"""How a folder begins that is written, or removed; what is in it is never read."""
 _FOLDER = re.compile(r"step-(\d{8,})")
 
 
@@ -21,7 +23,7 @@ def folder_name(step: int) -> str:
 
 def writing_name(step: int) -> str:
     """Folder in which that checkpoint is written before it is renamed."""
-    return f".writing-{step:08d}"
+    return f"{WRITING}{step:08d}"
 
 
 def file_name(tp_rank: int, degree: int) -> str:

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from plait.checkpoint.index import Index
 from plait.checkpoint.names import find_latest, model_name, optimizer_name
-from plait.checkpoint.sharded import Owned, load_checkpoint, save_checkpoint
+from plait.checkpoint.part import Owned
+from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.comm.agree import share, together
 from plait.config.run import RunConfig
 from plait.errors import CheckpointError, ConfigError
