@@ -35,14 +35,15 @@ _TABLE_COLUMNS = 120
 def command(source: str, overrides: Sequence[str], tp: int | None, no_sequence_parallel: bool, as_json: bool) -> int:
     """Run one training step sharded over local ranks and compare every number with the unsharded model in float64.
 
-    Logits, loss, every gradient, the gradient norm and the updated parameters must be within a stated error budget; linear
-    regions on small integers and replicated parameters must be equal bit for bit; the collectives issued must be those of
-    the contract. Runs in float32 on 2 sequences of at most 32 tokens unless overridden. Exit status 0 only if all holds.
+    Logits, loss, every gradient, the gradient norm and the updated parameters must be within a stated error budget;
+    linear regions on small integers and replicated parameters must be equal bit for bit; the collectives issued must be
+    those of the contract. Runs in float32 on 2 sequences of at most 32 tokens unless overridden. Exit status 0 only if
+    all holds.
     """
     config = _load_config(source, overrides, tp, no_sequence_parallel)
     check_memory(config)
     _tell(f"starting {config.parallel.tp} ranks")
-    with LocalRanks(config.parallel.tp, timeout_s=config.train.timeout_s) as ranks:
+    with LocalRanks(config.parallel.tp, timeout_s=config.train.timeout_s, device_type="cpu") as ranks:
         _tell("running the unsharded model, in float64 and reordered")
         reference = build_reference(config)
         _tell("running the sharded model")

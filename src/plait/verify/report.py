@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from math import inf, isnan
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,8 +13,9 @@ from rich.text import Text
 from plait.verify.static.budget import ErrorBudget
 from plait.verify.static.trace import TraceDifference
 
-
-_NOTE = "error: sharded against fp64, worst element; reordering: the same for the unsharded model, sums in another order"
+_NOTE = (
+    "error: sharded against fp64, worst element; reordering: the same for the unsharded model, sums in another order"
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Report:
             families[_family(error)].append(error)
         rows = []
         for what, errors in families.items():
-            worst = max(errors, key=lambda each: each.error)
+            worst = max(errors, key=_badness)
             rows.append(Row(what, len(errors), worst, worst.error <= self.budget.value))
         return rows
 
@@ -162,6 +164,10 @@ def build_table(report: Report) -> RenderableType:
     parts: list[RenderableType] = [table, "", *(Text(note, style="dim") for note in notes)]
     parts += [Text(f"  {line}", style="red") for line in report.failures]
     return Group(*parts, "", Text(report.verdict, style="bold green" if report.passed else "bold red"))
+
+
+def _badness(error: TensorError) -> float:
+    return inf if isnan(error.error) else error.error
 
 
 def _mark(passed: bool) -> Text:

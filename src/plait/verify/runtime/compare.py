@@ -26,11 +26,12 @@ class Step:
 class Measure:
     """Compares steps with the exact one.
 
-    An error is that of the worst element, relative to the element or to the root mean square of its tensor, whichever is
-    larger. Two kinds of tensors need a larger scale, because rounding elsewhere moves them by more than their own size:
+    An error is that of the worst element, relative to the element or to the root mean square of its tensor, whichever
+    is larger. Two kinds of tensors need a larger scale, because rounding elsewhere moves them by more than their own
+    size:
 
-    * The gradient of a bias may cancel: that of a key bias is exactly zero, as softmax ignores what all keys have in common.
-      It is measured in units of its module's weight gradient, which sums the same terms without cancelling.
+    * The gradient of a bias may cancel: that of a key bias is exactly zero, as softmax ignores what all keys have in
+      common. It is measured in units of its module's weight gradient, which sums the same terms without cancelling.
     * Adam's first step is the gradient's sign wherever the gradient is larger than eps, so an element whose gradient is
       within rounding of zero may step either way. An updated parameter is allowed the movement that a gradient error of
       `budget` can cause, besides its own rounding.
@@ -62,13 +63,14 @@ class Measure:
         clip = min(1.0, most / norm) if most else 1.0
         gradient = self.exact.gradients[name] * clip
         error = self._gradient_scale(name) * clip * self.budget
-        lowest, middle, highest = (self._direction(gradient + shift) for shift in (-error, 0, error))
+        lowest, middle, highest = (derive_direction(gradient + shift, self.train.eps) for shift in (-error, 0, error))
         reach = torch.maximum(highest - middle, middle - lowest)
         return own + self.train.learning_rate * reach / self.budget
 
-    def _direction(self, gradient: Tensor) -> Tensor:
-        """Adam's first step in units of the learning rate; it rises with the gradient."""
-        return gradient / (gradient.abs() + self.train.eps)
+
+def derive_direction(gradient: Tensor, eps: float) -> Tensor:
+    """Adam's first step in units of the learning rate: both bias-corrected moments are the gradient's own."""
+    return gradient / (gradient.abs() + eps)
 
 
 def worst_error(actual: Tensor, exact: Tensor, scale: Tensor | None = None) -> float:

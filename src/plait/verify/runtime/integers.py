@@ -1,4 +1,4 @@
-"""Every parallel linear region of a model on small integers, where sums are exact in any order and so results are equal."""
+"""Every parallel linear region of a model on small integers: sums are exact in any order, so results must be equal."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

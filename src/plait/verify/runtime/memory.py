@@ -28,11 +28,11 @@ def check_memory(config: RunConfig) -> None:
     fitting = [layers for layers in fewer if _estimate_bytes(config, _with_layers(config.model, layers)) <= available]
     one_layer = format_bytes(_estimate_bytes(config, _with_layers(config.model, 1)))
     raise ConfigError(
-        f"verify: {config.model.num_parameters:,} parameters, sharded and as unsharded fp64 and reordered twins, need about "
-        f"{format_bytes(needed)}, and {format_bytes(available)} of this machine's memory are free",
+        f"verify: {config.model.num_parameters:,} parameters, sharded and as unsharded fp64 and reordered twins, "
+        f"need about {format_bytes(needed)}, and {format_bytes(available)} of this machine's memory are free",
         hint=f"verify fewer of its identical layers: model.num_layers={fitting[-1]}"
         if fitting
-        else f"one layer alone needs {one_layer}; use a machine with more memory, or smaller model.vocab_size and model.width",
+        else f"one layer alone needs {one_layer}; use more memory, or smaller model.vocab_size and model.width",
     )
 
 

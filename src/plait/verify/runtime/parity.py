@@ -1,6 +1,6 @@
 """Verifies a sharded model against its unsharded twin: every number of one training step, and every collective."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
+from plait.contract.training import derive_grad_norm_collectives, derive_run_model
 from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck
 from plait.verify.runtime import twin
 from plait.verify.runtime.compare import Measure, Step
@@ -22,8 +23,8 @@ from plait.verify.static.trace import find_difference
 class Ranks(Protocol):
     """Launched ranks (`plait.comm.launch.LocalRanks`)."""
 
-    def call(self, fn: Any, **kwargs: Any) -> Sequence[Any]:
-        """Run `fn` on every rank and return the results in rank order."""
+    def call(self, function: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        """Run `function` on every rank and return the results in rank order."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,7 @@ def _measure_errors(assembly: Assembly, reference: Reference) -> list[TensorErro
 
 def _compare_exactly(what: str, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> ExactCheck:
     differing = [
-        f"{name}: {_describe_difference(actual[name], expected[name])}"
-        if name in actual
-        else f"{name} is missing"
+        f"{name}: {_describe_difference(actual[name], expected[name])}" if name in actual else f"{name} is missing"
         for name in expected
         if name not in actual or not torch.equal(actual[name].double(), expected[name].double())
     ]
@@ -94,11 +93,13 @@ def _describe_difference(actual: Tensor, expected: Tensor) -> str:
         return f"shape {list(actual.shape)} instead of {list(expected.shape)}"
     wrong = (actual.double() != expected.double()).nonzero()
     first = tuple(wrong[0].tolist())
-    return f"{len(wrong)} of {actual.numel()} elements, at {list(first)} {actual[first]:g} instead of {expected[first]:g}"
+    found = f"{actual[first]:g} instead of {expected[first]:g}"
+    return f"{len(wrong)} of {actual.numel()} elements, at {list(first)} {found}"
 
 
 def _check_trace(config: RunConfig, rank: int, issued: Sequence[Collective]) -> TraceCheck:
-    promised = derive_step_collectives(config, rank)
+    contract = derive_run_model(config, rank)
+    promised = (*contract.micro_batch_collectives, *derive_grad_norm_collectives(contract.setting))
     return TraceCheck(rank, len(promised), find_difference(promised, issued))
 
 

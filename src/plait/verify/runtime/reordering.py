@@ -11,7 +11,8 @@ _NUM_CHUNKS = 3
 def apply_reordering(model: nn.Module) -> None:
     """Make every `nn.Linear` of `model` evaluate chunk by chunk, last chunk first.
 
-    Chunks of inputs reorder the sums of the forward GEMM, chunks of outputs those of dgrad, chunks of tokens those of wgrad.
+    Chunks of inputs reorder the sums of the forward GEMM, chunks of outputs those of dgrad, chunks of tokens those of
+    wgrad.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -27,7 +28,7 @@ def _evaluate_reordered(linear: nn.Linear, inputs: tuple[Tensor], output: Tensor
 def _reordered_rows(x: Tensor, linear: nn.Linear) -> Tensor:
     weights = linear.weight.chunk(_NUM_CHUNKS, dim=0)
     y = torch.cat([_sum_reversed(x, weight) for weight in weights], dim=-1)
-    return y if linear.bias is None else y + linear.bias
+    return y if linear.bias is None else y + linear.bias  # type: ignore[redundant-expr]
 
 
 def _sum_reversed(x: Tensor, weight: Tensor) -> Tensor:

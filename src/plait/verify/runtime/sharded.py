@@ -39,7 +39,7 @@ def run_sharded(config: RunConfig, folder: str) -> RankResult:
     pieces = Pieces()
     model = _build(config, mesh)
     _add_parameters(pieces, "initial", model)
-    for piece in run_regions(model, config, build_batch(config).tokens_BS.flatten()):
+    for piece in run_regions(model, config, build_batch(config).tokens.flatten()):
         pieces.add("integers", piece.ownership, piece.tensor)
     del model
     trace = _run_step(config, mesh, pieces)
@@ -65,10 +65,10 @@ def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Collective
     set_dropout_offset(model, first_token(config))
     batch, train, vocab_size = build_batch(config), config.train, config.model.vocab_size
     with record() as trace:
-        logits = model(batch.tokens_BS)
+        logits = model(batch.tokens)
         loss = vocab_parallel_cross_entropy(
             logits,
-            batch.targets_T,
+            batch.targets,
             mesh,
             vocab_size=vocab_size,
             ignore_index=IGNORE_INDEX,

@@ -1,5 +1,7 @@
 """The unsharded model: exact, in float64, and reordered, in the precision that is verified."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from plait.config.train import TrainConfig
 from plait.models.init import initialize
 from plait.models.registry import build_model
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
-from plait.verify.runtime.compare import Step
+from plait.verify.runtime.compare import Step, derive_direction
 from plait.verify.runtime.integers import run_regions
 from plait.verify.runtime.reordering import apply_reordering
 from plait.verify.runtime.workload import IGNORE_INDEX, apply_generic_weights, build_batch, first_token
@@ -37,7 +39,7 @@ def run_initialized(config: RunConfig) -> dict[str, Tensor]:
 def run_integers(config: RunConfig) -> dict[str, Tensor]:
     """What the integer regions give, in float64."""
     model = build_model(config.model, dtype=torch.float64)
-    pieces = run_regions(model, config, build_batch(config).tokens_BS.flatten())
+    pieces = run_regions(model, config, build_batch(config).tokens.flatten())
     return {piece.ownership.name: piece.tensor.detach() for piece in pieces}
 
 
@@ -51,22 +53,20 @@ def _build(config: RunConfig) -> nn.Module:
 
 def _run_step(model: nn.Module, config: RunConfig) -> Step:
     batch, train = build_batch(config), config.train
-    logits = model(batch.tokens_BS)
-    loss = _compute_loss(logits, batch.targets_T, train)
+    logits = model(batch.tokens)
+    loss = _compute_loss(logits, batch.targets, train)
     loss.backward()
     gradients = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
-    norm = nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm or float("inf"))
-    _build_optimizer(model, train).step()
-    updated = {name: param.detach() for name, param in model.named_parameters()}
+    norm = nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm or math.inf)
+    updated = {name: _update(param.detach(), param.grad, train) for name, param in model.named_parameters()}
     return Step(logits.detach(), loss.detach(), gradients, norm, updated)
 
 
-def _build_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.Optimizer:
-    """Torch's AdamW; biases and norm weights do not decay."""
-    decayed = [param for param in model.parameters() if param.dim() > 1]
-    others = [param for param in model.parameters() if param.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), eps=train.eps)
+def _update(param: Tensor, gradient: Tensor | None, train: TrainConfig) -> Tensor:
+    """AdamW's first step; biases and norm weights do not decay."""
+    assert gradient is not None
+    decay = train.weight_decay if param.dim() > 1 else 0.0
+    return param * (1 - train.learning_rate * decay) - train.learning_rate * derive_direction(gradient, train.eps)
 
 
 def _compute_loss(logits_TV: Tensor, targets_T: Tensor, train: TrainConfig) -> Tensor:

@@ -23,8 +23,8 @@ _SPREAD = 0.25
 class Batch:
     """Token ids `[B, S]` and, flattened, what is to be predicted at each of them `[T]`."""
 
-    tokens_BS: Tensor
-    targets_T: Tensor
+    tokens: Tensor
+    targets: Tensor
 
 
 def build_batch(config: RunConfig) -> Batch:
@@ -41,8 +41,8 @@ def build_batch(config: RunConfig) -> Batch:
 def apply_generic_weights(model: nn.Module, config: RunConfig) -> None:
     """Give a model, sharded or not, weights at which no error can hide, representable in the compute dtype.
 
-    Initialisation makes biases zero, norms one and logits nearly constant: a bias added on every rank or attention that is
-    wrong would hardly show. Here matrices have rows of about unit length, and biases and norms are spread.
+    Initialisation makes biases zero, norms one and logits nearly constant: a bias added on every rank or attention that
+    is wrong would hardly show. Here matrices have rows of about unit length, and biases and norms are spread.
     """
     compute = getattr(torch, config.precision.compute)
     mesh = mesh_of(model)

@@ -13,15 +13,13 @@ _DEVIATIONS = 4
 class ErrorBudget:
     """The error allowed in any compared value, relative to the typical size of its tensor.
 
-    A GEMM that sums K terms in float32 is off by about sqrt(K) * eps(float32), because the roundings of the partial sums add
-    up like a random walk, and its result is rounded to the compute dtype once more. A value that has come through n GEMMs
-    has gathered n such errors, again independent: they grow with sqrt(n).
+    A GEMM that sums K terms in float32 is off by about sqrt(K) * eps(float32), because the roundings of the partial
+    sums add up like a random walk, and its result is rounded to the compute dtype once more. A value that has come
+    through n GEMMs has gathered n such errors, again independent: they grow with sqrt(n).
 
-    Attributes:
-        dtype: compute dtype.
-        longest_sum: K, terms of the longest sum in the model.
-        num_gemms: n, GEMMs on the longest path. Forward they are 5 a block (projection, scores, values or up, out, down) and
-            the two ends of the model; a gradient comes through as many forward, as many backward, and is multiplied with
+        dtype: compute dtype. longest_sum: K, terms of the longest sum in the model. num_gemms: n, GEMMs on the longest
+        path. Forward they are 5 a block (projection, scores, values or up, out, down) and the two ends of the model; a
+        gradient comes through as many forward, as many backward, and is multiplied with
             forward values that have come through as many of their own.
     """
 
