@@ -170,11 +170,13 @@ def _sum_shared(grad: Tensor | None, axis: Axis | None, label: str) -> Tensor | 
 class ColumnParallelLinear(nn.Module):
     """Linear whose output features are cut over tp.
 
-    Alone it gathers its own input. As a member of a gather group it is handed its output by the group, and computes it
-    from the whole input it is called with only where that is not the tensor the group gathered.
+    Alone it gathers its own input. As a member of a gather group it is handed its output by the group; in a group that
+    runs when the parent is entered, it computes it from the whole input it is called with where that is another tensor.
 
     Attributes:
         shared_over: the axis of the ranks that hold the same KV heads, where there are fewer heads than ranks.
+        group: what it is a member of, if anything.
+        ready: an input of the group and this member's output for it.
     """
 
     weight: nn.Parameter
@@ -188,13 +190,15 @@ class ColumnParallelLinear(nn.Module):
         self.register_parameter("bias", bias)
         self.entry = entry
         self.shared_over = shared_over
-        self.is_grouped = False
+        self.group: GatherGroup | FirstUseGroup | None = None
         self.ready: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T/tp, D]` (alone) or the gathered `[T, D]` (in a group) -> `[T, F/tp]`."""
-        if not self.is_grouped:
+        """`[T/tp, D]`, or the gathered `[T, D]` where the parent has entered the group -> `[T, F/tp]`."""
+        if self.group is None:
             return run_column_group(x, self.entry, [self])[1]
+        if isinstance(self.group, FirstUseGroup):
+            return self.group.take(self, x)
         if self.ready is not None and self.ready[0] is x:
             return self.ready[1]
         return F.linear(x, self._shared(self.weight), None if self.bias is None else self._shared(self.bias))
@@ -236,18 +240,43 @@ def run_column_group(x: Tensor, entry: Boundary, members: Sequence[ColumnParalle
     return ColumnGroupFunction.apply(x, entry, tuple(member.shared_over for member in members), *params)
 
 
+class FirstUseGroup:
+    """Members that read the same input, run together when the first of them is called with it.
+
+    What the parent does with its input otherwise (a norm in front, a residual sum behind) stays outside the region.
+    """
+
+    def __init__(self, members: Sequence[ColumnParallelLinear], entry: Boundary) -> None:
+        self.members = tuple(members)
+        self.entry = entry
+        for member in members:
+            member.group = self
+
+    def take(self, member: ColumnParallelLinear, x: Tensor) -> Tensor:
+        """The output of `member` for `x`, once: it is held no longer than until then."""
+        if member.ready is None or member.ready[0] is not x:
+            _, *outputs = run_column_group(x, self.entry, self.members)
+            for each, output in zip(self.members, outputs, strict=True):
+                each.ready = (x, output)
+        assert member.ready is not None
+        output, member.ready = member.ready[1], None
+        return output
+
+
 class GatherGroup:
     """Members under one parent module that read the same input, run together when the parent is entered.
 
     The parent's first tensor argument is gathered once; the members' outputs come with it, and the parent's forward
-    sees the gathered tensor. So a forward that reads its input's shape before projecting works unchanged.
+    sees the gathered tensor. So a forward that reads its input's shape before projecting works unchanged. Whatever else
+    it does with its input must end in a row linear, or the gradient of that use would be summed tp times: `apply` uses
+    `FirstUseGroup` where the parent holds anything else, and in all-reduce mode, where the input is whole anyway.
     """
 
     def __init__(self, parent: nn.Module, members: Sequence[ColumnParallelLinear], entry: Boundary) -> None:
         self.members = tuple(members)
         self.entry = entry
         for member in members:
-            member.is_grouped = True
+            member.group = self
         parent.register_forward_pre_hook(self._enter, with_kwargs=True)
         parent.register_forward_hook(self._leave, always_call=True)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from torch import nn
@@ -79,6 +79,13 @@ def list_gather_groups(roles: dict[str, Role]) -> dict[tuple[str, str], list[str
     return groups
 
 
+def is_region(parent: str, members: Sequence[str], roles: dict[str, Role]) -> bool:
+    """Whether `parent` holds these columns and what may stand behind them, and nothing that works on own tokens."""
+    prefix = f"{parent}." if parent else ""
+    others = [role for name, role in roles.items() if name.startswith(prefix) and name not in members]
+    return all(isinstance(role, Row | HeadLocal) for role in others)
+
+
 def canonical_names(model: nn.Module) -> dict[str, str]:
     """The first name of the parameter behind each name; they differ for a tied one."""
     first: dict[int, str] = {id(param): name for name, param in model.named_parameters()}
@@ -102,9 +109,7 @@ def _check_module(name: str, module: nn.Module, role: Role) -> list[str]:
     if isinstance(module, nn.Embedding) and (module.max_norm or module.sparse or module.scale_grad_by_freq):
         return [f"{name}: max_norm, sparse and scale_grad_by_freq of nn.Embedding have no parallel twin"]
     if isinstance(role, TokenLocal) and any("." in param for param, _ in module.named_parameters()):
-        return [
-            f"{name}: role token_local needs a leaf module, but {type(module).__name__} has parameters below it"
-        ]
+        return [f"{name}: role token_local needs a leaf module, but {type(module).__name__} has parameters below it"]
     return []
 
 
