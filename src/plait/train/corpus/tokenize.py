@@ -148,13 +148,10 @@ def _write_tokens(run: RunConfig, files: Sequence[Path], target: Path) -> None:
     tokenizer = load_tokenizer(run.data, run.model.vocab_size)
     end = find_end_of_text(tokenizer, run.data)
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".writing-{target.name}")
-    writer = TokenWriter(beside, run.model.vocab_size)
-    for documents in _batch(document for file in files for document in read_documents(run.data, file)):
-        for encoding in tokenizer.encode_batch_fast(documents, add_special_tokens=False):
-            writer.append([*encoding.ids, end])
-    writer.close()
-    beside.rename(target)
+    with TokenWriter(target, run.model.vocab_size) as writer:
+        for documents in _batch(document for file in files for document in read_documents(run.data, file)):
+            for encoding in tokenizer.encode_batch_fast(documents, add_special_tokens=False):
+                writer.append([*encoding.ids, end])
 
 
 def _batch(documents: Iterator[str]) -> Iterator[list[str]]:

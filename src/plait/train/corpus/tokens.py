@@ -82,22 +82,30 @@ def _map_raw(file: Path) -> Tokens:
 
 
 class TokenWriter:
-    """A `.npy` file that grows: the header is written again, in the room it has, when the length is known."""
+    """A `.npy` file that grows and gets its name when it is complete; its header is written again, in the room it has."""
 
-    def __init__(self, file: Path, vocab_size: int) -> None:
+    def __init__(self, path: Path, vocab_size: int) -> None:
         self._dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-        self._file = file.open("wb")
+        self._path, self._beside = path, path.with_name(f".writing-{path.name}")
+        self._file = self._beside.open("wb")
         self._length = 0
         self._write_header()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._file:
+            self._file.seek(0)
+            self._write_header()
+        if kind is None:
+            self._beside.rename(self._path)
+        else:
+            self._beside.unlink()
 
     def append(self, tokens: Sequence[int]) -> None:
         self._file.write(np.asarray(tokens, self._dtype).tobytes())
         self._length += len(tokens)
-
-    def close(self) -> None:
-        self._file.seek(0)
-        self._write_header()
-        self._file.close()
 
     def _write_header(self) -> None:
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._length,)}
