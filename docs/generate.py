@@ -1,0 +1,163 @@
+"""Write docs/reference from the code; with `--check`, say which pages are stale instead."""
+
+import ast
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import click
+from pydantic_core import PydanticUndefined
+
+from plait import errors
+from plait.cli.main import group
+from plait.config.data import DataConfig
+from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig
+from plait.config.parallel import ParallelConfig
+from plait.config.precision import PrecisionConfig
+from plait.config.run import RunConfig
+from plait.config.section import Section
+from plait.config.train import TrainConfig
+from plait.errors import PlaitError
+
+REFERENCE = Path(__file__).parent / "reference"
+NOTE = "<!-- written by docs/generate.py; `make docs` -->\n"
+SECTIONS: dict[str, type[Section]] = {
+    "": RunConfig,
+    "model (family = llama)": LlamaConfig,
+    "model (family = gpt)": GptConfig,
+    "model.rope_scaling": Llama3RopeScaling,
+    "parallel": ParallelConfig,
+    "precision": PrecisionConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+}
+
+
+def build_errors_page() -> str:
+    """The tree of exceptions, and what each means."""
+    tree = inspect.cleandoc(errors.__doc__ or "").split("\n\n")
+    drawing = "\n".join(line[4:] for line in tree[1].splitlines())
+    parts = [f"# Errors\n\n{tree[0]}\n\n```text\n{drawing}\n```\n\n{tree[2]}\n"]
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, PlaitError):
+            parents = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+            parts.append(f"## `{kind.__name__}`\n\n{inspect.getdoc(kind)} Derived from {parents}.\n")
+    parts.append(
+        "## From the command line\n\nThe message goes to stderr after `error:`, the hint after a blank line. "
+        "Exit status: 0 all went well, 1 a verification failed, 2 something given cannot work, 130 interrupted.\n"
+    )
+    return "\n".join(parts)
+
+
+def build_cli_page() -> str:
+    """The help of every command."""
+    parts = [
+        "# Command line\n\n`plait` and `python -m plait` are the same. Data goes to stdout, everything else to stderr; "
+        "`NO_COLOR` is respected.\n",
+    ]
+    with click.Context(group, info_name="plait") as context:
+        parts.append(_help("plait", group, context))
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None, name
+            with click.Context(command, info_name=name, parent=context) as inner:
+                parts.append(_help(f"plait {name}", command, inner))
+    return "\n".join(parts)
+
+
+def _help(title: str, command: click.Command, context: click.Context) -> str:
+    context.terminal_width = context.max_content_width = 100
+    return f"## {title}\n\n```text\n{command.get_help(context)}\n```\n"
+
+
+def build_config_page() -> str:
+    """Every key of a run config."""
+    parts = [
+        "# Config keys\n\nA run config is a TOML file, and any key can be overridden on the command line as "
+        "`train.steps=100`. In `[model]`, `preset` names one of `plait models` or a Hugging Face `config.json`, and "
+        "further keys override it. Unknown keys are refused; all problems of a file are reported at once.\n"
+    ]
+    for title, section in SECTIONS.items():
+        heading = f"[{title}]" if title else "Top level"
+        parts.append(f"## {heading}\n\n{inspect.getdoc(section)}\n\n{_build_key_table(section)}")
+    return "\n".join(parts)
+
+
+def _build_key_table(section: type[Section]) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    meanings = _list_attribute_docstrings(section)
+    for name, field in section.model_fields.items():
+        if (isinstance(field.annotation, type) and issubclass(field.annotation, Section)) or name in ("model", "data"):
+            kind, default = "table", "see below"
+        else:
+            kind, default = _describe_type(field.annotation, field.metadata), _describe_default(field)
+        rows.append(f"| `{name}` | {kind} | {default} | {meanings.get(name, '')} |")
+    return "\n".join(rows) + "\n"
+
+
+def _describe_default(field: Any) -> str:
+    if field.default_factory is not None:
+        return "derived"
+    if field.default is PydanticUndefined:
+        return "required"
+    if field.default is None:
+        return "none"
+    return f"`{json.dumps(field.default)}`"
+
+
+def _describe_type(annotation: Any, metadata: list[Any]) -> str:
+    if get_origin(annotation) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(annotation))
+    if get_args(annotation) and get_origin(annotation) is not tuple:
+        described = [_describe_type(part, []) for part in get_args(annotation) if part is not type(None)]
+        return " or ".join(part for part in described if part)
+    if get_origin(annotation) is tuple:
+        return "list of strings"
+    names = {int: "integer", float: "number", bool: "boolean", str: "string"}
+    bounds = [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in metadata
+        for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if hasattr(limit, name)
+    ]
+    kind = names.get(annotation, "table" if isinstance(annotation, type) and issubclass(annotation, Section) else "")
+    return " ".join([kind, *bounds])
+
+
+def _list_attribute_docstrings(section: type[Section]) -> dict[str, str]:
+    """The string literal below each field, which Python does not keep."""
+    body = ast.parse(inspect.getsource(section)).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: " ".join(below.value.value.split())
+        for field, below in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+    }
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": build_cli_page,
+    "config.md": build_config_page,
+    "errors.md": build_errors_page,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or check them."""
+    stale = []
+    for name, build in PAGES.items():
+        page, text = REFERENCE / name, NOTE + build()
+        if not page.exists() or page.read_text() != text:
+            stale.append(name)
+            if "--check" not in arguments:
+                page.write_text(text)
+    if stale:
+        print("docs/reference:", "stale" if "--check" in arguments else "written", ", ".join(stale))
+    return 1 if stale and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
