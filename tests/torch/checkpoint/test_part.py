@@ -53,7 +53,7 @@ def _load(folder: Path, ownership: dict[str, Ownership], degree: int) -> list[Te
 def test_resharding_there_and_back_is_bitwise(
     tmp_path_factory: pytest.TempPathFactory, config: object, first: int, second: int, seed: int
 ) -> None:
-    """FIELD 3.35: reshard a -> b -> a bitwise, with uneven cuts, replicated KV heads (tp 6 over 4) and whole tensors."""
+    """FIELD 3.35: reshard a -> b -> a bitwise, with uneven cuts, replicated KV heads (tp 6) and whole tensors."""
     folder = tmp_path_factory.mktemp("reshard")
     degrees = {degree: min(degree, 4) if config is TIED else degree for degree in (first, second)}
     at = {degree: derive_ownership(config, tp=used) for degree, used in degrees.items()}  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_file_that_does_not_hold_what_the_index_says_is_refused(tmp_path: Path
         _save(tmp_path / name, [{name: Owned(Ownership(name, (4,)), torch.full((4,), value))}])
     other = tmp_path / "b" / "tp-00000-of-00001.safetensors"
     other.replace(tmp_path / "a" / other.name)
-    with pytest.raises(CheckpointError, match="does not hold what the index says: a"):
+    with pytest.raises(CheckpointError, match=r"does not hold what the index says: a"):
         _load(tmp_path / "a", {"a": Ownership("a", (4,))}, 1)
 
 
@@ -126,7 +126,7 @@ def test_a_file_with_a_broken_header_is_refused(tmp_path: Path) -> None:
     _save(tmp_path / "a", [_cut(_build_full(ownership, 0), ownership, 0)])
     path = tmp_path / "a" / "tp-00000-of-00001.safetensors"
     path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(CheckpointError, match="tp-00000-of-00001.safetensors: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"tp-00000-of-00001.safetensors: cannot be read"):
         _load(tmp_path / "a", ownership, 1)
 
 

@@ -43,7 +43,7 @@ def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_never_written_over(tmp_path: Path) -> None:
     _save(tmp_path, 2, _tensors(1.0))
-    with pytest.raises(CheckpointError, match="step-00000002: exists already"):
+    with pytest.raises(CheckpointError, match=r"step-00000002: exists already"):
         _save(tmp_path, 2, _tensors(2.0))
 
 
@@ -58,7 +58,7 @@ def full_disk() -> Iterator[None]:
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path, full_disk: None) -> None:
     old = _save(tmp_path, 2, _tensors(1.0))
-    with pytest.raises(CheckpointError, match="cannot be written .*File too large"):
+    with pytest.raises(CheckpointError, match=r"cannot be written .*File too large"):
         _save(tmp_path, 4, _tensors(2.0, size=1 << 16), keep=1)
     assert list(tmp_path.iterdir()) == [old]
     target = _tensors(0.0)
@@ -68,7 +68,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path: Path, 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match="file/checkpoints/.writing-00000002: cannot be made .Not a directory"):
+    with pytest.raises(CheckpointError, match=r"file/checkpoints/.writing-00000002: cannot be made .Not a directory"):
         _save(tmp_path / "file" / "checkpoints", 2, _tensors(1.0))
 
 

@@ -47,7 +47,7 @@ def test_tensorboard_gets_the_same_values(tmp_path: Path) -> None:
 
 def test_metrics_that_cannot_be_written_are_an_error_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match="file/metrics.jsonl: cannot be written"):
+    with pytest.raises(ConfigError, match=r"file/metrics.jsonl: cannot be written"):
         MetricsFile(tmp_path / "file" / "metrics.jsonl", resumed_step=0)
 
 

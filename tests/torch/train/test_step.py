@@ -20,7 +20,7 @@ REORDERED = 1e-5
 
 
 def _batches(*sizes: int) -> list[MicroBatch]:
-    """As many micro-batches as sizes, of the same sequences however they are grouped; a third of the targets ignored."""
+    """As many micro-batches as sizes, the same sequences however they are grouped; some targets ignored."""
     rows = torch.randint(0, 67, (sum(sizes), 17), generator=torch.Generator().manual_seed(2))
     targets = rows[:, 1:].clone()
     targets[torch.arange(sum(sizes)) % 2 == 0, :10] = IGNORE_INDEX
@@ -92,6 +92,6 @@ def test_divergence_is_an_error_and_leaves_the_parameters_alone(tmp_path: Path) 
     with torch.no_grad():
         trainer.model.get_parameter("head.weight")[0, 0] = torch.inf
     before = {name: param.clone() for name, param in trainer.model.named_parameters()}
-    with pytest.raises(PlaitError, match="training diverged: loss (nan|inf).*the parameters were not updated"):
+    with pytest.raises(PlaitError, match=r"training diverged: loss (nan|inf).*the parameters were not updated"):
         trainer.step(_batches(2), 0.01)
     assert all(torch.equal(param, before[name]) for name, param in trainer.model.named_parameters())

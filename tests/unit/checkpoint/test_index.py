@@ -54,14 +54,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_a_truncated_file_is_named_with_its_bytes(tmp_path: Path) -> None:
     (_write(tmp_path) / "tp-00001-of-00003.safetensors").write_bytes(b"12")
-    with pytest.raises(CheckpointError, match="tp-00001-of-00003.safetensors has 2 bytes of 4") as caught:
+    with pytest.raises(CheckpointError, match=r"tp-00001-of-00003.safetensors has 2 bytes of 4") as caught:
         Index.from_folder(tmp_path)
     assert caught.value.hint == "delete the folder to go on from the checkpoint before it"
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (_write(tmp_path) / "tp-00002-of-00003.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="is damaged: tp-00002-of-00003.safetensors is missing"):
+    with pytest.raises(CheckpointError, match=r"is damaged: tp-00002-of-00003.safetensors is missing"):
         Index.from_folder(tmp_path)
 
 
@@ -85,14 +85,14 @@ def test_an_index_that_is_not_whole_is_refused(
 def test_half_an_index_is_refused(tmp_path: Path) -> None:
     text = (_write(tmp_path) / "index.json").read_text()
     (tmp_path / "index.json").write_text(text[: len(text) // 2])
-    with pytest.raises(CheckpointError, match="index.json: cannot be read .*JSONDecodeError"):
+    with pytest.raises(CheckpointError, match=r"index.json: cannot be read .*JSONDecodeError"):
         Index.from_folder(tmp_path)
 
 
 def test_a_folder_without_an_index_is_not_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="has no index.json"):
+    with pytest.raises(CheckpointError, match=r"has no index.json"):
         Index.from_folder(tmp_path)
-    with pytest.raises(CheckpointError, match="there is no such checkpoint folder"):
+    with pytest.raises(CheckpointError, match=r"there is no such checkpoint folder"):
         Index.from_folder(tmp_path / "absent")
 
 

@@ -82,7 +82,7 @@ def _map_raw(file: Path) -> Tokens:
 
 
 class TokenWriter:
-    """A `.npy` file that grows and gets its name when it is complete; its header is written again, in the room it has."""
+    """A `.npy` file that grows, and gets its name when it is complete and its header is right."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")

@@ -60,13 +60,13 @@ def test_text_is_tokenised_once_until_something_changes(folder: Path, monkeypatc
 def test_nothing_half_written_is_found_after_a_failure(folder: Path) -> None:
     with (folder / "a.jsonl").open("a") as lines:
         lines.write("\nbroken\n")
-    with pytest.raises(ConfigError, match="a.jsonl:4: is not JSON"):
+    with pytest.raises(ConfigError, match=r"a.jsonl:4: is not JSON"):
         _prepare(_run(folder))
     assert list((folder / "runs" / "cache").iterdir()) == []
 
 
 def test_a_vocabulary_larger_than_the_models_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="token ids up to 256, and the model has model.vocab_size = 256") as caught:
+    with pytest.raises(ConfigError, match=r"token ids up to 256, and the model has model.vocab_size = 256") as caught:
         check_data(_run(folder, vocab_size=256))
     assert caught.value.hint == "set model.vocab_size = 257, or use the tokenizer of this model"
 
@@ -75,7 +75,7 @@ def test_token_shards_with_a_larger_id_are_refused(folder: Path) -> None:
     np.save(folder / "b.npy", np.array([0, 300, 1]))
     run = _run(folder, kind="tokens", paths=(str(folder / "b.npy"),))
     check_data(run)
-    with pytest.raises(ConfigError, match="b.npy: has token id 300, and the model has model.vocab_size = 257"):
+    with pytest.raises(ConfigError, match=r"b.npy: has token id 300, and the model has model.vocab_size = 257"):
         _prepare(run)
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_work_is_refused_before_anything_is_read(
 
 
 def test_training_without_data_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="data: is required for training"):
+    with pytest.raises(ConfigError, match=r"data: is required for training"):
         check_data(_run(folder).model_copy(update={"data": None}))
 
 

@@ -51,6 +51,6 @@ def test_a_step_takes_the_same_sequences_however_they_are_spread(
 
 
 def test_a_corpus_shorter_than_one_sequence_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the corpus has 4 tokens, and one sequence needs 5"):
+    with pytest.raises(ConfigError, match=r"the corpus has 4 tokens, and one sequence needs 5"):
         Windows(TokenStream([np.arange(4)]), SEQ_LEN, seed=0)
     assert Windows(TokenStream([np.arange(5)]), SEQ_LEN, seed=0).num_windows == 1
