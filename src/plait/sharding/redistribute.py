@@ -84,5 +84,10 @@ def _look_up(source: Placement, target: Placement) -> Kind:
 
 def list_transitions() -> list[Transition]:
     """Every row of the table, with dims 0 and 1 standing for any two."""
-    example = {Invariant: Invariant(), Replicate: Replicate(), Partial: Partial(), Shard: Shard(0)}
+    example: dict[type[Placement], Placement] = {
+        Invariant: Invariant(),
+        Replicate: Replicate(),
+        Partial: Partial(),
+        Shard: Shard(0),
+    }
     return [derive_transition(example[a], Shard(1) if (a, b) == (Shard, Shard) else example[b]) for a, b in _FORWARD]
