@@ -39,7 +39,7 @@ def build_run(
         "steps": 6,
         "micro_batch_size": 4,
         "learning_rate": 0.01,
-        "warmup_steps": 2,
+        "warmup_steps": 1,
         "check_replicas_every": 2,
     }
     return RunConfig(

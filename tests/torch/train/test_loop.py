@@ -1,0 +1,144 @@
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from plait.checkpoint.names import list_checkpoints
+from plait.comm.mesh import build_mesh
+from plait.config.model import ModelConfig
+from plait.config.run import RunConfig
+from plait.errors import CheckpointError, ConfigError
+from plait.sharding import MeshShape
+from plait.train import loop
+from plait.train.loop import build_trainer, train
+from plait.train.metrics import read_metrics
+from plait.train.state import Position, checkpoint_folder, list_tensors, resume
+from tests.support.training import GPT, LLAMA, build_run
+
+MESH = build_mesh(MeshShape())
+
+
+def _read_losses(run: RunConfig) -> list[tuple[int, float, float]]:
+    records = read_metrics(Path(run.out_dir) / run.name / "metrics.jsonl")
+    return [(record["step"], record["loss"], record["grad_norm"]) for record in records]
+
+
+def _read_tensors(run: RunConfig, checkpoint: Path) -> dict[str, torch.Tensor]:
+    trainer = build_trainer(run, MESH)
+    resume(trainer, checkpoint, _identity(checkpoint))
+    return {name: owned.tensor for name, owned in list_tensors(trainer).items()}
+
+
+def _identity(checkpoint: Path) -> dict[str, object]:
+    from plait.checkpoint.index import Index
+
+    return Index.from_folder(checkpoint).state["identity"]
+
+
+def test_the_loss_falls(tmp_path: Path) -> None:
+    run = build_run(tmp_path, steps=30)
+    summary = train(run, MESH)
+    losses = [loss for _, loss, _ in _read_losses(run)]
+    assert len(losses) == 30
+    assert losses[0] == pytest.approx(4.2, abs=0.1)  # log 67
+    assert summary.loss == losses[-1] < 3.5
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt-with-dropout"])
+@pytest.mark.parametrize("stopped_at", [2, 5])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, model: ModelConfig, stopped_at: int
+) -> None:
+    whole = build_run(tmp_path, model=model, name="whole", steps=7, gradient_accumulation=2)
+    parts = build_run(tmp_path, model=model, name="parts", steps=7, gradient_accumulation=2)
+    expected = train(whole, MESH)
+    with pytest.MonkeyPatch.context() as patch:
+        _stop_during(patch, stopped_at)
+        first = train(parts, MESH)
+    assert (first.step, first.was_stopped) == (stopped_at, True)
+    second = train(parts, MESH)
+    assert (second.step, second.resumed_from) == (7, first.checkpoint)
+    assert _read_losses(parts) == _read_losses(whole)
+    tensors, other = _read_tensors(parts, second.checkpoint), _read_tensors(whole, expected.checkpoint)
+    assert tensors.keys() == other.keys()
+    assert all(torch.equal(tensors[name], other[name]) for name in tensors)
+
+
+def _stop_during(patch: pytest.MonkeyPatch, step: int) -> None:
+    """Get SIGTERM while step number `step`, counted from 1, is under way."""
+    derive = loop.derive_learning_rate
+
+    def derive_and_interrupt(before: int, config: object) -> float:
+        if before == step - 1:
+            signal.raise_signal(signal.SIGTERM)
+        return derive(before, config)  # type: ignore[arg-type]
+
+    patch.setattr(loop, "derive_learning_rate", derive_and_interrupt)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    run = build_run(tmp_path, steps=2)
+    first = train(run, MESH)
+    second = train(run, MESH)
+    assert (second.step, second.loss, second.was_stopped) == (2, None, False)
+    assert second.checkpoint == second.resumed_from == first.checkpoint
+    assert len(_read_losses(run)) == 2
+
+
+def test_checkpoints_are_written_as_often_and_kept_as_long_as_asked(tmp_path: Path) -> None:
+    run = build_run(tmp_path, steps=7, checkpoint_every=2, keep_checkpoints=2)
+    train(run, MESH)
+    assert [step for step, _ in list_checkpoints(checkpoint_folder(run))] == [6, 7]
+
+
+def test_an_interrupted_run_leaves_the_signal_handlers_as_they_were(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    train(build_run(tmp_path, steps=1), MESH)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_run_does_not_resume_from_that_of_another_model_or_data(tmp_path: Path) -> None:
+    train(build_run(tmp_path, steps=1), MESH)
+    for run, differing in (
+        (
+            build_run(tmp_path, steps=2, model=LLAMA.model_copy(update={"norm_eps": 1e-3})),
+            "model.norm_eps: 1e-05 in the",
+        ),
+        (build_run(tmp_path, steps=2, model=GPT), "model.family: 'llama' in the checkpoint, 'gpt' now"),
+        (build_run(tmp_path, steps=2, seq_len=8), "train.seq_len: 16 in the checkpoint, 8 now"),
+        (build_run(tmp_path, steps=2).model_copy(update={"seed": 5}), "seed: 11 in the checkpoint, 5 now"),
+    ):
+        with pytest.raises(CheckpointError, match="belongs to another run") as caught:
+            train(run, MESH)
+        assert differing in caught.value.message
+        assert caught.value.hint == "give this run another name, or go back to the config of the checkpoint"
+
+
+def test_a_run_may_resume_with_another_batch_and_schedule(tmp_path: Path) -> None:
+    train(build_run(tmp_path, steps=2), MESH)
+    summary = train(build_run(tmp_path, steps=3, micro_batch_size=2, learning_rate=0.1), MESH)
+    assert summary.step == 3
+
+
+def test_a_damaged_checkpoint_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
+    summary = train(build_run(tmp_path, steps=2), MESH)
+    (file,) = summary.checkpoint.glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"is damaged: tp-00000-of-00001.safetensors has 1000 bytes of \d+"):
+        train(build_run(tmp_path, steps=3), MESH)
+
+
+def test_resume_must_and_never_are_honoured(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'train.resume = "must": there is no checkpoint in'):
+        train(build_run(tmp_path, resume="must"), MESH)
+    train(build_run(tmp_path, steps=1, resume="never"), MESH)
+    with pytest.raises(
+        ConfigError, match=r'train.resume = "never": .* has checkpoints already, the newest step-00000001'
+    ):
+        train(build_run(tmp_path, resume="never"), MESH)
+
+
+def test_the_position_is_one_number_of_sequences(tmp_path: Path) -> None:
+    run = build_run(tmp_path, parallel={"dp": 3}, micro_batch_size=2, gradient_accumulation=5)
+    assert Position(4, 100).advance(run) == Position(5, 130)
