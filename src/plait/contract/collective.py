@@ -32,8 +32,11 @@ class Collective:
 
     @property
     def wire_bytes_per_rank(self) -> float:
-        """Bytes each rank has to send at least: (p-1)/p of the payload, twice that for an all-reduce."""
-        passes = 2 if self.kind is Kind.ALL_REDUCE else 1
+        """Bytes each rank has to send at least: (p-1)/p of the payload, twice that for an all-reduce.
+
+        Of an all-to-all a rank has only its own shard to send.
+        """
+        passes = {Kind.ALL_REDUCE: 2, Kind.ALL_TO_ALL: 1 / self.degree}.get(self.kind, 1)
         return passes * self.payload_bytes * (self.degree - 1) / self.degree
 
     def __str__(self) -> str:

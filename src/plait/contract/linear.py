@@ -12,15 +12,11 @@ from plait.sharding import Ownership, Partial, Placement, Replicate, Shard, Spli
 
 @dataclass(frozen=True)
 class LinearParameters:
-    """Weight `[out, in]` and bias `[out]` of a linear."""
+    """Weight `[out, in]` and bias `[out]` of linear `module`; a tied weight bears another module's name."""
 
+    module: str
     weight: Parameter
     bias: Parameter | None = None
-
-    @property
-    def module(self) -> str:
-        """Fully qualified name of the module."""
-        return self.weight.ownership.name.removesuffix(".weight")
 
     @property
     def both(self) -> tuple[Parameter, ...]:
@@ -38,9 +34,8 @@ class LinearParameters:
 def build_linear_parameters(ownership: Mapping[str, Ownership], module: str, dims: tuple[str, str]) -> LinearParameters:
     """Look the parameters of `module` up; `dims` are the letters of its weight."""
     bias = ownership.get(f"{module}.bias")
-    return LinearParameters(
-        Parameter(ownership[f"{module}.weight"], dims), None if bias is None else Parameter(bias, dims[:1])
-    )
+    weight = Parameter(ownership[f"{module}.weight"], dims)
+    return LinearParameters(module, weight, None if bias is None else Parameter(bias, dims[:1]))
 
 
 def derive_column_group(
@@ -130,7 +125,8 @@ def _build_output(setting: Setting, member: LinearParameters, placement: Placeme
 
 
 def _derive_replica_sums(setting: Setting, member: LinearParameters) -> list[Move]:
-    named = zip(("dw", "db"), member.both, strict=False)
+    leaf = member.module.rpartition(".")[2]
+    named = zip((f"d{leaf}", f"d{leaf}.bias"), member.both, strict=False)
     return [move for name, parameter in named for move in derive_replica_sum(setting, name, parameter)]
 
 

@@ -1,17 +1,17 @@
 """Our models as a whole: which module plays which role, who owns which parameter, what a rank does in a step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.contract.block import derive_block
 from plait.contract.collective import Collective
 from plait.contract.embedding import derive_position_embedding, derive_vocab_embedding
-from plait.contract.linear import build_linear_parameters, derive_column_group
+from plait.contract.linear import LinearParameters, derive_column_group
 from plait.contract.loss import derive_cross_entropy
 from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op
-from plait.contract.parameter import derive_parameter_shapes, derive_parameters_ownership
+from plait.contract.parameter import Parameter, derive_parameter_shapes, derive_parameters_ownership
 from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.setting import Setting
 from plait.contract.step import list_collectives
@@ -112,7 +112,8 @@ def derive_model(
     """
     plan = derive_plan(config, sequence_parallel=setting.sequence_parallel)
     ownership = derive_parameters_ownership(derive_parameter_shapes(config, blocks=[block]), plan, setting.tp)
-    head = build_linear_parameters(ownership, "embedding" if config.tied_embeddings else "head", ("V", "D"))
+    table = ownership["embedding.weight" if config.tied_embeddings else "head.weight"]
+    head = LinearParameters("head", Parameter(table, ("V", "D")))
     entry = [derive_vocab_embedding(setting, ownership, "embedding")]
     if isinstance(config, GptConfig):
         entry.append(derive_position_embedding(setting, ownership, "position_embedding"))
@@ -123,6 +124,6 @@ def derive_model(
         setting=setting,
         entry=tuple(entry),
         block=derive_block(config, setting, ownership, block),
-        exit=(derive_norm(setting, ownership, "norm"), replace(derive_column_group(setting, (head,)), name="head")),
+        exit=(derive_norm(setting, ownership, "norm"), derive_column_group(setting, (head,))),
         loss=derive_cross_entropy(setting, head.cut, label_smoothing=label_smoothing),
     )

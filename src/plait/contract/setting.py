@@ -58,6 +58,8 @@ class Setting:
     def build_tensor(
         self, name: str, feature: str, width: int, placement: Placement, split: Split | None = None
     ) -> Tensor:
-        """Tensor `[T, feature]`; `split` says how the features are cut where the placement is `Shard(1)`."""
-        cut = self.token_split if placement == Shard(0) else split if placement == Shard(1) else None
+        """Tensor `[T, feature]`; `split` says how the features are cut where they are (default: in single columns)."""
+        cut = None
+        if isinstance(placement, Shard):
+            cut = (self.token_split, split or build_split(width, self.tp))[placement.dim]
         return Tensor(name, Layout(("T", feature), (self.num_tokens, width), placement, cut))

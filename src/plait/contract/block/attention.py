@@ -43,7 +43,6 @@ def derive_core_attention(config: ModelConfig, setting: Setting, cuts: HeadSplit
     q = setting.build_tensor("q", "N*H", cuts.query.size, Shard(1), cuts.query)
     k, v = (setting.build_tensor(name, "K*H", cuts.kv.size, Shard(1), cuts.kv) for name in "kv")
     count = setting.batch * heads
-    scores, mix = (S, H, S), (S, S, H)
     rows = (setting.batch, heads, S)
     is_fused = not (isinstance(config, GptConfig) and config.attention_dropout)
     probabilities = (
@@ -58,8 +57,16 @@ def derive_core_attention(config: ModelConfig, setting: Setting, cuts: HeadSplit
         name=module,
         inputs=(q, k, v),
         outputs=(setting.build_tensor("y", "N*H", cuts.query.size, Shard(1), cuts.query),),
-        forward=tuple(Gemm(module, "forward", *size, count) for size in (scores, mix)),
-        backward=tuple(Gemm(module, "dgrad", *size, count) for size in (mix, scores, mix, mix)),
+        forward=(
+            Gemm(f"{module}.scores", "forward", S, H, S, count),
+            Gemm(f"{module}.values", "forward", S, S, H, count),
+        ),
+        backward=(
+            Gemm(f"{module}.values", "dgrad", S, S, H, count),  # of v
+            Gemm(f"{module}.values", "dgrad", S, H, S, count),  # of the probabilities
+            Gemm(f"{module}.scores", "dgrad", S, S, H, count),  # of q
+            Gemm(f"{module}.scores", "dgrad", S, S, H, count),  # of k
+        ),
         saved=(
             *(Saved(x.name, x.layout.local_shape(rank), setting.dtype) for x in (q, k, v)),
             *probabilities,

@@ -89,12 +89,13 @@ def _own(setting: Setting, role: Role, name: str, *shape: int) -> Ownership:
 
 def _sample_column(setting: Setting) -> Op:
     weight = Parameter(_own(setting, Column(), "weight", _SIZE, _SIZE), ("F", "D"))
-    return derive_column_group(setting, [LinearParameters(weight)])
+    return derive_column_group(setting, [LinearParameters("linear", weight)])
 
 
 def _sample_row(setting: Setting) -> Op:
     weight = Parameter(_own(setting, Row(), "weight", _SIZE, _SIZE), ("D", "F"))
-    return derive_row(setting, LinearParameters(weight, Parameter(_own(setting, Row(), "bias", _SIZE), ("D",))))
+    bias = Parameter(_own(setting, Row(), "bias", _SIZE), ("D",))
+    return derive_row(setting, LinearParameters("linear", weight, bias))
 
 
 def _sample_norm(setting: Setting) -> Op:

@@ -1,0 +1,186 @@
+"""`plait explain linear MxKxN`: one linear at several degrees, cut by columns and by rows."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+import click
+from rich.console import RenderableType
+from rich.table import Table
+
+from plait.cli.arguments import json_option
+from plait.cli.explain.show import (
+    build_heading,
+    build_table,
+    format_moves,
+    format_owners,
+    format_payloads,
+    format_shape,
+    print_all,
+)
+from plait.contract.op import Op
+from plait.contract.report.linear import (
+    Boundary,
+    Cut,
+    LinearCase,
+    LinearShape,
+    derive_linear_cases,
+    list_boundaries,
+)
+from plait.contract.report.record import build_op_record
+from plait.contract.report.tally import count_collectives
+from plait.contract.report.tile import list_tile_problems, summarize_tile_problems
+from plait.contract.step import list_collectives, list_gemms, list_moves, sum_flops
+from plait.dtype import DType, width_bytes
+from plait.errors import ConfigError
+from plait.units import format_bytes, format_flops
+
+_BOUNDARIES = click.Choice([boundary.value for boundary in Boundary])
+_FLOATS = [dtype for dtype in get_args(DType) if "float" in dtype]
+
+
+class _Shape(click.ParamType[LinearShape]):
+    """`8192x8192x32768`."""
+
+    name = "MxKxN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LinearShape:
+        """Three positive sizes."""
+        if not re.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*){2}", str(value)):
+            raise ConfigError(
+                f'"{value}" is not a shape MxKxN of three positive sizes',
+                hint="X[M, K] @ W[K, N]: plait explain linear 8192x8192x32768",
+            )
+        return LinearShape(*map(int, value.split("x")))
+
+
+class _Degrees(click.ParamType[list[int]]):
+    """`1,2,4,8`."""
+
+    name = "degrees"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """Distinct positive numbers."""
+        if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", str(value)):
+            raise ConfigError(f'--degrees "{value}" is not a list of degrees', hint="as in --degrees 1,2,4,8")
+        return list(dict.fromkeys(map(int, value.split(","))))
+
+
+@click.command("linear")
+@click.argument("shape", type=_Shape(), metavar="MxKxN")
+@click.option("--degrees", type=_Degrees(), default="1,2,4,8", show_default=True, help="Tensor-parallel degrees")
+@click.option("--dtype", type=click.Choice(_FLOATS), default="bfloat16", show_default=True)
+@click.option("--input", "source", type=_BOUNDARIES, help="How X arrives [default: as between transformer layers]")
+@click.option("--output", "target", type=_BOUNDARIES, help="How Y leaves [default: as between transformer layers]")
+@json_option
+def command(
+    shape: LinearShape, degrees: list[int], dtype: DType, source: str | None, target: str | None, as_json: bool
+) -> None:
+    """Explain Y[M, N] = X[M, K] @ W[K, N] over M tokens, with W cut by columns and by rows.
+
+    For each degree: local shapes, who owns what, the collective at each boundary forward and backward with its bytes,
+    FLOPs, arithmetic intensity, and whether the local GEMMs still fill efficient tiles. A column-parallel linear leaves
+    Y feature-sharded for a row-parallel one to take, unless --input or --output say otherwise.
+    """
+    ends = Boundary(source) if source else None, Boundary(target) if target else None
+    cases = {
+        cut: [derive_linear_cases(shape, degrees, cut, *between, dtype) for between in list_boundaries(cut, *ends)]
+        for cut in Cut
+    }
+    if as_json:
+        click.echo(
+            json.dumps(_build_record(shape, dtype, [case for each in cases.values() for row in each for case in row]))
+        )
+        return
+    print_all(_describe(shape, dtype, cases))
+
+
+def _build_record(shape: LinearShape, dtype: DType, cases: Sequence[LinearCase]) -> dict[str, Any]:
+    return {
+        "m": shape.m,
+        "k": shape.k,
+        "n": shape.n,
+        "dtype": dtype,
+        "cases": [
+            {
+                "cut": case.cut,
+                "input": case.source,
+                "output": case.target,
+                "tp": case.tp,
+                "ranks": [
+                    {"rank": setting.rank, **build_op_record(op, setting)}
+                    for setting, op in zip(case.settings, case.ops, strict=True)
+                ],
+            }
+            for case in cases
+        ],
+    }
+
+
+def _describe(shape: LinearShape, dtype: DType, cases: dict[Cut, list[list[LinearCase]]]) -> Iterator[RenderableType]:
+    sizes = {"X": shape.m * shape.k, "W": shape.k * shape.n, "Y": shape.m * shape.n}
+    listed = ", ".join(f"{name} {format_bytes(size * width_bytes(dtype))}" for name, size in sizes.items())
+    yield f"Y[M, N] = X[M, K] @ W[K, N], M {shape.m}, K {shape.k}, N {shape.n}, {dtype}: {listed}"
+    for cut, layouts in cases.items():
+        along = "N, the columns of Y" if cut is Cut.COLUMN else "K, over which Y is summed"
+        yield build_heading(f"\n{cut} parallel: W is cut along {along}\n")
+        yield _build_rank_table(layouts[0])
+        yield from _list_tile_notes(layouts[0])
+        for row in layouts:
+            yield build_heading(f"\n{cut} parallel, X {row[0].source} -> Y {row[0].target}\n")
+            yield _build_boundary_table(row)
+
+
+def _build_rank_table(cases: Sequence[LinearCase]) -> Table:
+    """What does not depend on the layouts outside; of rank 0, which holds the most."""
+    numbers = ("tp", "forward", "backward", "FLOP/B")
+    owned = f"{'columns' if cases[0].cut is Cut.COLUMN else 'rows'} of W owned"
+    table = build_table("tp", "W per rank", owned, "forward", "backward", "FLOP/B", "tiles", right=numbers)
+    for case in cases:
+        op = case.ops[0]
+        own = op.parameters[0].ownership
+        gemms = list_gemms((*op.forward, *op.backward))
+        table.add_row(
+            str(case.tp),
+            format_shape(own.local_shape(0)[::-1]),
+            format_owners(own.split),
+            format_flops(sum_flops(op.forward)),
+            format_flops(sum_flops(op.backward)),
+            f"{gemms[0].intensity(case.settings[0].dtype):.4g}",
+            "below" if any(list_tile_problems(gemm) for gemm in gemms) else "ok",
+        )
+    return table
+
+
+def _list_tile_notes(cases: Sequence[LinearCase]) -> Iterator[str]:
+    for case in cases:
+        gemms = list_gemms((*case.ops[0].forward, *case.ops[0].backward))
+        notes = summarize_tile_problems(problem for gemm in gemms for problem in list_tile_problems(gemm))
+        yield from (f"tp {case.tp}: {note}" for note in notes)
+
+
+def _build_boundary_table(cases: Sequence[LinearCase]) -> Table:
+    numbers = ("tp", "sent per rank")
+    table = build_table(
+        "tp", "X per rank", "Y per rank", "forward", "backward", "bytes", "sent per rank", right=numbers
+    )
+    for case in cases:
+        op = case.ops[0]
+        x, y = (tensor.layout.local_shape(0) for tensor in (op.inputs[0], op.outputs[0]))
+        collectives = list_collectives((*op.forward, *op.backward))
+        table.add_row(
+            str(case.tp),
+            format_shape(x),
+            format_shape(y),
+            *(_format_as_formula(op, phase) for phase in ("forward", "backward")),
+            format_payloads(collectives),
+            format_bytes(count_collectives(collectives).sent_bytes),
+        )
+    return table
+
+
+def _format_as_formula(op: Op, phase: str) -> str:
+    """With X and Y as in the formula above the tables."""
+    moves = format_moves(list_moves(getattr(op, phase)))
+    return re.sub(r"\b(d?)([xy])\b", lambda found: found[1] + found[2].upper(), moves)

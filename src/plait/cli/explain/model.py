@@ -1,0 +1,138 @@
+"""`plait explain MODEL`: a block and the ends of a model, with and without sequence parallelism."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+from rich.console import RenderableType
+
+from plait.cli.arguments import json_option, overrides_argument, source_argument
+from plait.cli.explain import rows
+from plait.cli.explain.show import build_heading, print_all
+from plait.config.load import load_run_config
+from plait.config.run import RunConfig
+from plait.contract.model import ModelContract, derive_model
+from plait.contract.report.record import build_count_record, build_op_record, build_tally_record
+from plait.contract.report.step import build_step_tally
+from plait.contract.report.tally import build_tally
+from plait.contract.training import build_setting
+from plait.errors import ConfigError
+
+
+@click.command("model")
+@source_argument
+@overrides_argument
+@click.option("--tp", type=int, help="Tensor-parallel degree [default: parallel.tp of the run]")
+@click.option("--block", type=int, help="Explain this block alone")
+@json_option
+def command(source: str, overrides: Sequence[str], tp: int | None, block: int | None, as_json: bool) -> None:
+    """Explain a model: what one rank holds, computes and sends.
+
+    For each operation of a block and of the model's ends: layouts in and out, the weight of a rank, the collectives
+    forward and backward with their bytes; then who owns which indices, FLOPs, arithmetic intensity, tile sizes, and
+    totals with and without sequence parallelism. Overrides set the batch: train.micro_batch_size=4 train.seq_len=2048.
+    """
+    run = load_run_config(source, [*overrides, *([] if tp is None else [f"parallel.tp={tp}"])])
+    if block is not None and not 0 <= block < run.model.num_layers:
+        raise ConfigError(
+            f"--block {block} is not a block of {source}", hint=f"blocks are 0 to {run.model.num_layers - 1}"
+        )
+    name = run.name if "name" in run.model_fields_set else source
+    modes = _list_modes(run)
+    if as_json:
+        click.echo(json.dumps(_build_record(name, modes, block)))
+        return
+    rank = _find_busiest_rank(run)
+    print_all(_describe(name, [(mode, _derive(mode, rank, block)) for mode in modes], block))
+
+
+def _list_modes(run: RunConfig) -> list[RunConfig]:
+    """The run, and the same in the other mode; a single rank has no modes."""
+    other = run.parallel.model_copy(update={"sequence_parallel": not run.parallel.sequence_parallel})
+    return [run] if run.parallel.tp == 1 else [run, run.model_copy(update={"parallel": other})]
+
+
+def _derive(run: RunConfig, rank: int, block: int | None) -> ModelContract:
+    smoothing = run.train.label_smoothing > 0
+    return derive_model(run.model, build_setting(run, rank), block=block or 0, label_smoothing=smoothing)
+
+
+def _find_busiest_rank(run: RunConfig) -> int:
+    """The rank with most query heads; ranks before others hold more of everything else too."""
+    query = _derive(run, 0, None).block[1].parameters[0].ownership.split
+    assert query is not None
+    return query.lengths.index(query.longest)
+
+
+def _describe(
+    name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block: int | None
+) -> Iterator[RenderableType]:
+    setting = modes[0][1].setting
+    where = f"rank {setting.rank} of {setting.tp}, {setting.batch} x {setting.seq_len} tokens, {setting.dtype}"
+    part = name if block is None else f"{name}, block {block}"
+    for mode, contract in modes if block is None else modes[:1]:
+        yield build_heading(f"{part}: {rows.name_mode(mode)}, {where}\n")
+        yield rows.build_op_table(contract, block)
+        yield ""
+    contract = modes[0][1]
+    yield rows.build_dims_table(contract, block)
+    yield ""
+    if block is None:
+        yield rows.build_gemm_table(contract)
+        yield from rows.list_notes((*contract.block, *contract.exit))
+        yield ""
+        yield rows.build_step_table([(mode, build_step_tally(mode, each)) for mode, each in modes])
+    else:
+        yield rows.build_block_table([(mode, build_tally(each.block)) for mode, each in modes])
+        yield from rows.list_notes(contract.block)
+
+
+def _build_record(name: str, modes: Sequence[RunConfig], block: int | None) -> dict[str, Any]:
+    run = modes[0]
+    return {
+        "model": name,
+        "config": run.model.model_dump(),
+        "tp": run.parallel.tp,
+        "dp": run.parallel.dp,
+        "micro_batch_size": run.train.micro_batch_size,
+        "seq_len": run.seq_len,
+        "gradient_accumulation": run.train.gradient_accumulation,
+        "dtype": run.precision.compute,
+        "reduce_dtype": run.precision.reduce_dtype,
+        "num_layers": run.model.num_layers,
+        "block": block,
+        "modes": [
+            {
+                "sequence_parallel": mode.parallel.sequence_parallel,
+                "ranks": [_build_rank_record(mode, rank, block) for rank in range(mode.parallel.tp)],
+            }
+            for mode in modes
+        ],
+    }
+
+
+def _build_rank_record(run: RunConfig, rank: int, block: int | None) -> dict[str, Any]:
+    contract = _derive(run, rank, block)
+    setting = contract.setting
+    record = {
+        "rank": rank,
+        "block": [build_op_record(op, setting) for op in contract.block],
+        "block_totals": build_tally_record(build_tally(contract.block)),
+    }
+    if block is not None:
+        return record
+    step = build_step_tally(run, contract)
+    return record | {
+        "entry": [build_op_record(op, setting) for op in contract.entry],
+        "exit": [build_op_record(op, setting) for op in contract.exit],
+        "loss": build_op_record(contract.loss, setting),
+        "micro_batch_totals": build_tally_record(build_tally(contract.ops)),
+        "step": {
+            "num_parameters": step.num_parameters,
+            "flops": step.flops,
+            "collectives": build_count_record(step.collectives),
+            "saved_bytes_per_block": step.saved_bytes_per_block,
+            "saved_bytes": step.saved_bytes,
+        },
+    }

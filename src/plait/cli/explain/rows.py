@@ -1,0 +1,177 @@
+"""The tables of `plait explain MODEL`."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from math import ceil
+
+from rich.table import Table
+
+from plait.cli.explain.show import NOTHING, build_table, format_owners, format_payloads, format_shape
+from plait.config.run import RunConfig
+from plait.contract.model import ModelContract
+from plait.contract.op import Op
+from plait.contract.parameter import Parameter
+from plait.contract.report.step import StepTally
+from plait.contract.report.tally import Tally
+from plait.contract.report.tile import list_tile_problems, summarize_tile_problems
+from plait.contract.setting import Tensor
+from plait.contract.step import Gemm, Move, list_gemms, list_moves
+from plait.dtype import width_bytes
+from plait.sharding import Shard
+from plait.units import format_bytes, format_flops, format_si
+
+_MEANINGS = {
+    "T": "tokens",
+    "D": "model width",
+    "N*H": "query heads x head width",
+    "K*H": "key/value heads x head width",
+    "F": "MLP width",
+    "V": "vocabulary",
+    "S": "positions",
+}
+
+
+def name_mode(run: RunConfig) -> str:
+    """What the run does with the tokens between the parallel regions."""
+    if run.parallel.tp == 1:
+        return "one rank"
+    return "sequence parallel" if run.parallel.sequence_parallel else "all-reduce mode"
+
+
+def build_dims_table(contract: ModelContract, block: int | None) -> Table:
+    """The letters, and which indices of each dim the ranks own."""
+    ops = contract.block if block is not None else (*contract.entry, *contract.block, *contract.exit)
+    layouts = [tensor.layout for op in ops for tensor in op.inputs]
+    layouts += [parameter.layout for op in ops for parameter in op.parameters]
+    sizes = {letter: size for layout in layouts for letter, size in zip(layout.dims, layout.shape, strict=True)}
+    splits = {layout.dims[cut.dim]: layout.split for layout in layouts if isinstance(cut := layout.placement, Shard)}
+    table = build_table("dim", "", "size", f"owned by ranks 0 to {contract.setting.tp - 1}", right=("size",))
+    for letter, meaning in _MEANINGS.items():
+        if letter in sizes:
+            table.add_row(letter, meaning, str(sizes[letter]), format_owners(splits.get(letter)))
+    return table
+
+
+def build_op_table(contract: ModelContract, block: int | None) -> Table:
+    """A row for each linear, norm, ...: the members of a gather group share their collectives."""
+    table = build_table("op", "in -> out", "weight", "forward", "backward", "bytes")
+    if block is not None:
+        _add_ops(table, contract.block, contract, indent=0)
+        return table
+    _add_ops(table, contract.entry, contract, indent=0)
+    table.add_row(f"layers.0 to {contract.config.num_layers - 1}")
+    _add_ops(table, contract.block, contract, indent=2)
+    _add_ops(table, (*contract.exit, contract.loss), contract, indent=0)
+    return table
+
+
+def _add_ops(table: Table, ops: Iterable[Op], contract: ModelContract, *, indent: int) -> None:
+    for op in ops:
+        names = op.name.rpartition(".")[2].split("|")
+        weights = _list_weights(op, contract.setting.rank) or [NOTHING]
+        forward, backward = (_spread(list_moves(steps), len(names)) for steps in (op.forward, op.backward))
+        for index, name in enumerate(names):
+            table.add_row(
+                " " * indent + name,
+                f"{_format_tensors(op.inputs)} -> {_format_tensors(op.outputs[index : index + 1])}",
+                weights[index],
+                *_build_move_cells(forward[index], backward[index]),
+            )
+
+
+def _spread(moves: Sequence[Move], num_rows: int) -> list[Sequence[Move]]:
+    """The collectives of a gather group, shared out over the rows of its members."""
+    each = max(1, ceil(len(moves) / num_rows))
+    return [moves[each * row : each * (row + 1)] for row in range(num_rows)]
+
+
+def _build_move_cells(forward: Sequence[Move], backward: Sequence[Move]) -> tuple[str, str, str]:
+    """What moves forward, backward, and the bytes of what stands in one line."""
+    lines = list(zip_longest(forward, backward))
+    cells = [[NOTHING if move is None else f"{move.collective.kind} {move.tensor}" for move in line] for line in lines]
+    payloads = [format_payloads(move.collective for move in line if move) for line in lines]
+    if not lines:
+        return NOTHING, NOTHING, NOTHING
+    return "\n".join(first for first, _ in cells), "\n".join(second for _, second in cells), "\n".join(payloads)
+
+
+def _format_tensors(tensors: Sequence[Tensor]) -> str:
+    if len(tensors) > 1 or not tensors[0].layout.dims:
+        return ", ".join(tensor.name for tensor in tensors)
+    return str(tensors[0].layout)
+
+
+def _list_weights(op: Op, rank: int) -> list[str]:
+    """Local shapes of the parameters, those of one module together."""
+    modules: dict[str, list[Parameter]] = {}
+    for parameter in op.parameters:
+        modules.setdefault(parameter.ownership.name.rpartition(".")[0], []).append(parameter)
+    return [" + ".join(format_shape(each.layout.local_shape(rank)) for each in both) for both in modules.values()]
+
+
+def build_gemm_table(contract: ModelContract) -> Table:
+    """Sizes, FLOPs and arithmetic intensity of what a rank multiplies."""
+    numbers = ("FLOP forward", "FLOP backward", "FLOP/B", "kept")
+    table = build_table("op", "[m, k] @ [k, n]", *numbers[:3], "tiles", right=numbers)
+    for op in (*contract.block, *contract.exit):
+        for gemm in list_gemms(op.forward):
+            backward = [each for each in list_gemms(op.backward) if each.name == gemm.name]
+            table.add_row(
+                gemm.name.rpartition(".")[2],
+                f"{f'{gemm.count} x ' if gemm.count > 1 else ''}[{gemm.m}, {gemm.k}] @ [{gemm.k}, {gemm.n}]",
+                format_flops(gemm.flops),
+                format_flops(sum(each.flops for each in backward)),
+                f"{gemm.intensity(contract.setting.dtype):.4g}",
+                _judge_tiles((gemm, *backward)) if op.parameters else NOTHING,
+            )
+    return table
+
+
+def _judge_tiles(gemms: Iterable[Gemm]) -> str:
+    return "below" if any(list_tile_problems(gemm) for gemm in gemms) else "ok"
+
+
+def build_block_table(modes: Sequence[tuple[RunConfig, Tally]]) -> Table:
+    """Totals of a block, mode beside mode."""
+    table = build_table("block, per rank", *(name_mode(run) for run, _ in modes))
+    lines = {
+        "forward": [str(tally.forward) for _, tally in modes],
+        "backward": [str(tally.backward) for _, tally in modes],
+        "sent": [format_bytes(tally.forward.sent_bytes + tally.backward.sent_bytes) for _, tally in modes],
+        "kept for backward": [format_bytes(tally.saved_bytes) for _, tally in modes],
+        "computed": [format_flops(tally.forward_flops + tally.backward_flops) for _, tally in modes],
+    }
+    for line, cells in lines.items():
+        table.add_row(line, *cells)
+    return table
+
+
+def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]]) -> Table:
+    """Totals of a step, mode beside mode."""
+    table = build_table("step, per rank", *(name_mode(run) for run, _ in modes))
+    tallies = [tally for _, tally in modes]
+    lines = {
+        "parameters": [_format_parameters(tally.num_parameters, modes[0][0]) for tally in tallies],
+        "computed": [format_flops(tally.flops) for tally in tallies],
+        "collectives": [str(tally.collectives) for tally in tallies],
+        "carried": [format_bytes(tally.collectives.payload_bytes) for tally in tallies],
+        "sent": [format_bytes(tally.collectives.sent_bytes) for tally in tallies],
+        "kept per block": [format_bytes(tally.saved_bytes_per_block) for tally in tallies],
+        "kept in all": [format_bytes(tally.saved_bytes) for tally in tallies],
+    }
+    for line, cells in lines.items():
+        table.add_row(line, *cells)
+    return table
+
+
+def _format_parameters(number: int, run: RunConfig) -> str:
+    return f"{format_si(number, '')} ({format_bytes(number * width_bytes(run.precision.compute))})"
+
+
+def list_notes(ops: Iterable[Op]) -> Iterator[str]:
+    """What keeps GEMMs of linears from efficient tiles."""
+    for op in ops:
+        if op.parameters:
+            gemms = list_gemms((*op.forward, *op.backward))
+            problems = [problem for gemm in gemms for problem in list_tile_problems(gemm)]
+            yield from (f"{op.name.rpartition('.')[2]}: {note}" for note in summarize_tile_problems(problems))
