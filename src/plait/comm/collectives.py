@@ -9,6 +9,7 @@ They have no backward: which collective the gradient needs depends on the states
 requires grad goes through `plait.comm.autograd.redistribute`.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ from plait.errors import ShardingError, TransportError, TransportTimeout
 from plait.sharding import Kind, Split
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+_BOILERPLATE = re.compile(r"^\[[^\]]*\] |\. This is typically .*", re.DOTALL)
+"""What gloo puts around its errors: its source line, and advice that does not fit here."""
 
 DimSplit = tuple[int, Split]
 """A dim and how it is cut."""
@@ -152,7 +156,8 @@ def _run(issue: Callable[..., Any], axis: Axis, *args: Any) -> None:
         issue(*args, group=axis.group)
     except RuntimeError as error:
         kind = TransportTimeout if "timed out" in str(error).lower() else TransportError
-        raise kind(f"{trace.identity()}: {trace.last_collective()} failed: {error}") from error
+        cause = _BOILERPLATE.sub("", str(error))
+        raise kind(f"{trace.identity()}: {trace.last_collective()} failed: {cause}") from error
 
 
 def _carrier(x: Tensor, axis: Axis, dtype: torch.dtype | None) -> torch.dtype:

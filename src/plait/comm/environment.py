@@ -22,6 +22,10 @@ class Launch:
     """Number among the ranks of this host: the device it takes."""
     master_addr: str = ""
     master_port: int = 0
+    holds_store: bool = False
+    """Whether this rank has to hold the rendezvous store; with torchrun its agent may."""
+    attempt: int = 0
+    """Times that torchrun has restarted the ranks."""
 
 
 def detect_launch(environ: Mapping[str, str]) -> Launch:
@@ -64,6 +68,8 @@ def _read_torchrun(environ: Mapping[str, str]) -> Launch:
         local_rank=_integer(environ, "LOCAL_RANK" if "LOCAL_RANK" in environ else "RANK"),
         master_addr=_text(environ, "MASTER_ADDR"),
         master_port=_integer(environ, "MASTER_PORT"),
+        holds_store=environ["RANK"] == "0" and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
     return _checked(launch, "RANK", "WORLD_SIZE")
 
@@ -79,6 +85,7 @@ def _read_slurm(environ: Mapping[str, str]) -> Launch:
         local_rank=_integer(environ, "SLURM_LOCALID"),
         master_addr=environ.get("MASTER_ADDR") or first_host(nodelist) or "127.0.0.1",
         master_port=_integer(environ, "MASTER_PORT") if "MASTER_PORT" in environ else _FIRST_SLURM_PORT + step % 10000,
+        holds_store=environ["SLURM_PROCID"] == "0",
     )
     return _checked(launch, "SLURM_PROCID", "SLURM_NTASKS")
 

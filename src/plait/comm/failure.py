@@ -4,13 +4,23 @@ The cause comes first: ranks that issued different collectives, ranks that raise
 Ranks that only noticed (their collective timed out, or a peer closed the connection) come last.
 """
 
+import contextlib
+import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Self
 
 from plait.comm.trace import Noted
 from plait.errors import PlaitError, TransportError, TransportTimeout
+
+
+GRACE_S = 3.0
+"""For the other ranks to say what they saw, once one has failed."""
+
+_CALLERS = (str(Path(__file__).parent), contextlib.__file__)
 
 
 class Outcome(StrEnum):
@@ -31,11 +41,24 @@ class RankReport:
     detail: str = ""
     """The error in one line, how it died, or for how long it was waited for."""
     error: PlaitError | None = None
-    traceback: str = ""
+    trace: str = ""
+    """The error's traceback."""
     who: str = ""
     """`rank 1 (dp=0 tp=1)`, as soon as it knew."""
     noted: tuple[Noted, ...] = ()
     """Its latest collectives, oldest first."""
+
+    @classmethod
+    def of_error(cls, rank: int, error: BaseException) -> Self:
+        """A rank that raised `error`; the frames that only called what failed are left out."""
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_CALLERS):
+            frames = frames.tb_next
+        is_transport = isinstance(error, TransportError)
+        lines = traceback.format_exception(type(error), error, frames, chain=not is_transport)
+        known = error if isinstance(error, PlaitError) else None
+        detail = f"{type(error).__name__}: {error if known is None else known.message}"
+        return cls(rank, Outcome.RAISED, detail, known, "".join(lines))
 
     @property
     def name(self) -> str:
@@ -106,29 +129,29 @@ def _name_cause(
     if mismatch is not None:
         return TransportError, *mismatch
     raised = [report for report in reports if report.outcome is Outcome.RAISED and not report.is_transport]
-    died = [report for report in reports if report.outcome is Outcome.DIED]
-    absent = [report for report in reports if report.outcome is Outcome.ABSENT]
     if raised:
         return TransportError, f"{_list_names(raised)} raised {raised[0].detail}", raised
+    died = [report for report in reports if report.outcome is Outcome.DIED]
     if died:
         return TransportError, f"{_list_names(died)} died: {died[0].detail}", died
+    waiting = [report for report in reports if report.outcome is Outcome.RAISED]
+    absent = [report for report in reports if report not in waiting]
+    is_timeout = all(isinstance(report.error, TransportTimeout) for report in waiting)
+    kind = TransportTimeout if is_timeout else TransportError
     if absent:
-        return TransportTimeout, f"{_list_names(absent)} did not come: {_missed(absent, reports)}", absent
-    noticed = [report for report in reports if report.outcome is Outcome.RAISED]
-    is_timeout = all(isinstance(report.error, TransportTimeout) for report in noticed)
-    return TransportTimeout if is_timeout else TransportError, f"{_list_names(noticed)} failed", noticed
+        happened = "did not come" if is_timeout else "went away"
+        return kind, f"{_list_names(absent)} {happened}{_describe_wait(waiting)}", absent
+    return kind, f"{_list_names(waiting)} failed", waiting
 
 
-def _missed(absent: Sequence[RankReport], reports: Sequence[RankReport]) -> str:
-    """The collective in which the others waited for the absent ranks."""
-    waiting = [report for report in reports if report.outcome is Outcome.RAISED and report.noted]
-    if not waiting:
-        return absent[0].detail
-    return f"{_list_names(waiting)} waited in {waiting[0].noted[-1]}"
+def _describe_wait(waiting: Sequence[RankReport]) -> str:
+    """The collective in which the others waited."""
+    noted = [report for report in waiting if report.noted]
+    return f": {_list_names(noted)} waited in {noted[0].noted[-1]}" if noted else ""
 
 
 def _describe(report: RankReport) -> str:
-    last = report.noted[-1] if report.noted else "none"
+    last = report.noted[-1] if report.noted else "not known"
     detail = f": {report.detail}" if report.detail else ""
     return f"{report.name} {report.outcome}{detail}\n      last collective {last}"
 
@@ -141,6 +164,6 @@ def _group_tracebacks(reports: Sequence[RankReport]) -> list[tuple[str, str]]:
     """The same traceback once, under the names of all ranks that have it."""
     by_text: dict[str, list[RankReport]] = defaultdict(list)
     for report in reports:
-        if report.traceback:
-            by_text[report.traceback.rstrip()].append(report)
+        if report.trace:
+            by_text[report.trace.rstrip()].append(report)
     return [(f"--- {_list_names(ranks)}", text) for text, ranks in by_text.items()]

@@ -11,13 +11,13 @@ START_TIMEOUT_S = 300.0
 """For ranks to find each other: importing torch takes a minute on a busy machine."""
 
 
-def choose_device(local_rank: int) -> torch.device:
-    """The CUDA device with the number of this rank on its host, or the CPU where there is no CUDA.
+def choose_device(local_rank: int, device_type: str | None = None) -> torch.device:
+    """The CUDA device with the number of this rank on its host; the CPU where there is no CUDA, or if asked for.
 
     Raises:
         ConfigError: the host has fewer CUDA devices than ranks.
     """
-    if not torch.cuda.is_available():
+    if device_type == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(

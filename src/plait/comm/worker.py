@@ -1,4 +1,4 @@
-"""The process of one local rank: starts the process group, then runs what the launcher sends until it is told to end."""
+"""The process of one local rank: starts the process group, then runs what its launcher sends until told to end."""
 
 import mmap
 import os
@@ -8,58 +8,21 @@ import shutil
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from threading import Thread
 from types import ModuleType
 from typing import Any
 
+import torch.distributed as dist
+
 from plait.comm import trace
-from plait.errors import PlaitError
+from plait.comm.failure import RankReport
+from plait.comm.group import choose_device, start_group
+from plait.comm.message import Result, Setup, Task
 
-PARENT_POLL_S = 0.5
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a rank has to know to start."""
-
-    rank: int
-    world_size: int
-    timeout_s: float
-    device_type: str | None
-    """None to choose: CUDA where it is available."""
-    directory: Path
-    """Shared by the ranks, removed when they end."""
-    parent: int
-
-
-@dataclass(frozen=True)
-class Task:
-    """A call to run on every rank: a pickled function and its keyword arguments."""
-
-    payload: bytes
-    script: str | None
-    """The file that defines what the payload names in `__main__`, if it names anything there."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """How a call ended on one rank: with a pickled result, or with an error."""
-
-    result: bytes | None = None
-    error: PlaitError | None = None
-    detail: str = ""
-    traceback: str = ""
-
-
-def notes_path(directory: Path, rank: int) -> Path:
-    """Where rank `rank` notes its latest collectives."""
-    return directory / f"notes-{rank}"
+_LAUNCHER_POLL_S = 0.5
 
 
 def main(descriptor: int) -> None:
@@ -69,37 +32,24 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Connection(descriptor) as connection:
         setup: Setup = connection.recv()
-        Thread(target=_end_with_parent, args=(setup,), daemon=True).start()
-        with notes_path(setup.directory, setup.rank).open("r+b") as notes:
+        Thread(target=_end_with_launcher, args=(setup,), daemon=True).start()
+        with setup.notes.open("r+b") as notes:
             trace.move_notes(mmap.mmap(notes.fileno(), trace.NOTES_BYTES))
         trace.identify(f"rank {setup.rank}")
-        connection.send(_attempt(lambda: _start(setup)))
+        connection.send(_attempt(partial(_start, setup), setup.rank))
         try:
             while (task := connection.recv()) is not None:
-                connection.send(_attempt(lambda: _run(task)))  # noqa: B023 (called at once)
-        except EOFError:
+                connection.send(_attempt(partial(_run, task), setup.rank))
+        except (EOFError, ConnectionError):
             return
-        _stop()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _start(setup: Setup) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from plait.comm.group import choose_device, start_group
-
-    device = torch.device("cpu") if setup.device_type == "cpu" else choose_device(setup.rank)
-    if device.type == "cpu":
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    device = choose_device(setup.rank, setup.device_type)
     store = dist.FileStore(str(setup.directory / "store"), setup.world_size)
     start_group(store, setup.rank, setup.world_size, device, setup.timeout_s)
-
-
-def _stop() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _run(task: Task) -> Any:
@@ -117,23 +67,20 @@ def _adopt_script(path: str) -> None:
     module.__dict__.update(runpy.run_path(path, run_name="__mp_main__"))
 
 
-def _attempt(act: Callable[[], Any]) -> Answer:
-    """Whatever `act` ends with, as an answer. A rank that calls `sys.exit` has failed as well: the others still run."""
+def _attempt(act: Callable[[], Any], rank: int) -> Result | RankReport:
+    """Whatever `act` ends with. A rank that calls `sys.exit` has failed as well: the others still run."""
     try:
-        return Answer(result=pickle.dumps(act()))
+        return Result(pickle.dumps(act()))
     except BaseException as error:
+        return RankReport.of_error(rank, error)
+    finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        return Answer(
-            error=error if isinstance(error, PlaitError) else None,
-            detail="".join(traceback.format_exception_only(error)).strip(),
-            traceback=traceback.format_exc(),
-        )
 
 
-def _end_with_parent(setup: Setup) -> None:
+def _end_with_launcher(setup: Setup) -> None:
     """A launcher that was killed cannot end its ranks; they look after it."""
-    while os.getppid() == setup.parent:
-        time.sleep(PARENT_POLL_S)
+    while os.getppid() == setup.launcher:
+        time.sleep(_LAUNCHER_POLL_S)
     shutil.rmtree(setup.directory, ignore_errors=True)
     os._exit(1)
