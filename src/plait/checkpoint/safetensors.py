@@ -23,6 +23,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     """
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        path.chmod(path.parent.stat().st_mode & 0o666)  # the library leaves it to its owner alone
         sync(path)
         return path.stat().st_size
     except (OSError, SafetensorError) as error:

@@ -33,6 +33,11 @@ def test_a_checkpoint_is_found_and_read_again(tmp_path: Path) -> None:
     assert (index.step, index.state, target["w"].tensor.tolist()) == (7, {"seed": 5}, [3.0] * 4)
 
 
+def test_whoever_may_read_the_folder_may_read_the_files(tmp_path: Path) -> None:
+    saved = _save(tmp_path, 1, _tensors(1.0))
+    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {saved.stat().st_mode & 0o666}
+
+
 def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path) -> None:
     (tmp_path / ".writing-00000001").mkdir()
     for step in (2, 4, 6, 8):
