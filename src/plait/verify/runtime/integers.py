@@ -83,7 +83,7 @@ class _Bench:
         x = None if region.role is VocabEmbedding else self._draw(self._derive_input(region)).requires_grad_()
         outputs = _run_modules(modules, tokens_T if x is None else x)
         owners = [self._derive_output(region, member) for member in region.members]
-        torch.autograd.backward(outputs, [self._draw(owner) for owner in owners])
+        torch.autograd.backward(outputs, [self._draw(owner) * self._share(owner) for owner in owners])
 
         yield from map(Piece, owners, outputs)
         if x is not None:
@@ -111,6 +111,11 @@ class _Bench:
 
     def _weight(self, member: str) -> Ownership:
         return self.ownership[self.names[f"{member}.weight"]]
+
+    def _share(self, ownership: Ownership) -> int:
+        """Factors of a gradient that are unlike on the ranks holding a replica and add up to one: they are addends."""
+        replicas = (self.rank,) if ownership.split is None else ownership.split.replicas(self.rank)
+        return len(replicas) if self.rank == replicas[0] else -1
 
     def _draw(self, ownership: Ownership) -> Tensor:
         dtype = next(self.model.parameters()).dtype

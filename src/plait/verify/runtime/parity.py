@@ -31,7 +31,6 @@ class Ranks(Protocol):
 class Reference:
     """What the unsharded model computes for a config."""
 
-    config: RunConfig
     budget: ErrorBudget
     measure: Measure
     reordering_errors: dict[tuple[str, str], float]
@@ -44,7 +43,7 @@ def build_reference(config: RunConfig) -> Reference:
     budget = _build_budget(config)
     measure = Measure(twin.run_exact_step(config), config.train, budget.value)
     reordered = {(quantity, name): error for quantity, name, error in measure.errors(twin.run_reordered_step(config))}
-    return Reference(config, budget, measure, reordered, twin.run_initialized(config), twin.run_integers(config))
+    return Reference(budget, measure, reordered, twin.run_initialized(config), twin.run_integers(config))
 
 
 def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = None) -> Report:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from plait.comm.mesh import Mesh, build_mesh
 from plait.comm.trace import record
@@ -95,9 +95,5 @@ def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module) -> None:
 
 def _add_gradients(pieces: Pieces, model: nn.Module) -> None:
     for name, ownership in ownership_of(model).items():
-        pieces.add("gradient", ownership, _require(model.get_parameter(name).grad, name))
-
-
-def _require(grad: Tensor | None, name: str) -> Tensor:
-    assert grad is not None, f"{name} has no gradient"
-    return grad
+        param = model.get_parameter(name)
+        pieces.add("gradient", ownership, torch.zeros_like(param) if param.grad is None else param.grad)
