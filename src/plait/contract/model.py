@@ -1,5 +1,6 @@
 """Our models as a whole: which module plays which role, who owns which parameter, what a rank does in a step."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +12,7 @@ from plait.contract.linear import LinearParameters, derive_column_group
 from plait.contract.loss import derive_cross_entropy
 from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op
-from plait.contract.parameter import Parameter, derive_parameter_shapes, derive_parameters_ownership
+from plait.contract.parameter import Parameter, derive_parameters_ownership
 from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.setting import Setting
 from plait.contract.step import list_collectives
@@ -54,6 +55,45 @@ def derive_ownership(config: ModelConfig, tp: int, *, sequence_parallel: bool = 
     """
     plan = derive_plan(config, sequence_parallel=sequence_parallel)
     return derive_parameters_ownership(derive_parameter_shapes(config), plan, tp)
+
+
+def derive_parameter_shapes(config: ModelConfig, *, blocks: Iterable[int] | None = None) -> dict[str, tuple[int, ...]]:
+    """Global shape of every parameter; tied embeddings are one parameter, `embedding.weight`.
+
+    `blocks` are the indices of the blocks that are wanted (default: all).
+    """
+    D, V = config.width, config.vocab_size
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (V, D)}
+    if isinstance(config, GptConfig):
+        shapes["position_embedding.weight"] = (config.max_seq_len, D)
+    for index in range(config.num_layers) if blocks is None else blocks:
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in _derive_block_shapes(config).items()}
+    shapes |= _with_bias("norm", (D,), has_bias=isinstance(config, GptConfig))
+    if not config.tied_embeddings:
+        shapes["head.weight"] = (V, D)
+    return shapes
+
+
+def _derive_block_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    D, F = config.width, config.mlp_width
+    query, kv = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
+    is_gpt = isinstance(config, GptConfig)
+    qkv_bias = is_gpt or (isinstance(config, LlamaConfig) and config.qkv_bias)
+    return (
+        _with_bias("attention_norm", (D,), has_bias=is_gpt)
+        | _with_bias("attention.wq", (query, D), has_bias=qkv_bias)
+        | _with_bias("attention.wk", (kv, D), has_bias=qkv_bias)
+        | _with_bias("attention.wv", (kv, D), has_bias=qkv_bias)
+        | _with_bias("attention.wo", (D, query), has_bias=is_gpt)
+        | _with_bias("mlp_norm", (D,), has_bias=is_gpt)
+        | ({} if is_gpt else {"mlp.w_gate.weight": (F, D)})
+        | _with_bias("mlp.w_up", (F, D), has_bias=is_gpt)
+        | _with_bias("mlp.w_down", (D, F), has_bias=is_gpt)
+    )
+
+
+def _with_bias(module: str, shape: tuple[int, ...], *, has_bias: bool) -> dict[str, tuple[int, ...]]:
+    return {f"{module}.weight": shape} | ({f"{module}.bias": shape[:1]} if has_bias else {})
 
 
 @dataclass(frozen=True)

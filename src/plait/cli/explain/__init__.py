@@ -1,17 +1,27 @@
 """`plait explain`: what each rank holds, computes and sends, read off the contracts, without torch."""
 
-import click
+from importlib import import_module
 
-from plait.cli.explain.linear import command as linear_command
-from plait.cli.explain.model import command as model_command
+import click
 
 
 class _ExplainGroup(click.Group):
-    """`plait explain MODEL` beside `plait explain linear MxKxN`."""
+    """`plait explain MODEL` beside `plait explain linear MxKxN`; only what is called is imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of `--help`."""
+        return ["model", "linear"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        command: click.Command = import_module(f"plait.cli.explain.{cmd_name}").command
+        return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take everything but a subcommand or a call for help as the arguments of `model`."""
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+        if args and args[0] not in (*self.list_commands(ctx), *ctx.help_option_names):
             args = ["model", *args]
         return super().parse_args(ctx, args)
 
@@ -24,7 +34,3 @@ def command() -> None:
 
     plait explain linear 8192x8192x32768 --degrees 1,2,4,8 explains one linear at several degrees.
     """
-
-
-command.add_command(linear_command)
-command.add_command(model_command)

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 import click
-from rich.console import RenderableType
-from rich.table import Table
 
 from plait.cli.arguments import json_option
 from plait.cli.explain.show import (
-    build_heading,
-    build_table,
+    Heading,
+    Part,
+    Table,
     format_moves,
     format_owners,
     format_payloads,
@@ -118,17 +117,17 @@ def _build_record(shape: LinearShape, dtype: DType, cases: Sequence[LinearCase])
     }
 
 
-def _describe(shape: LinearShape, dtype: DType, cases: dict[Cut, list[list[LinearCase]]]) -> Iterator[RenderableType]:
+def _describe(shape: LinearShape, dtype: DType, cases: dict[Cut, list[list[LinearCase]]]) -> Iterator[Part]:
     sizes = {"X": shape.m * shape.k, "W": shape.k * shape.n, "Y": shape.m * shape.n}
     listed = ", ".join(f"{name} {format_bytes(size * width_bytes(dtype))}" for name, size in sizes.items())
     yield f"Y[M, N] = X[M, K] @ W[K, N], M {shape.m}, K {shape.k}, N {shape.n}, {dtype}: {listed}"
     for cut, layouts in cases.items():
         along = "N, the columns of Y" if cut is Cut.COLUMN else "K, over which Y is summed"
-        yield build_heading(f"\n{cut} parallel: W is cut along {along}\n")
+        yield Heading(f"\n{cut} parallel: W is cut along {along}\n")
         yield _build_rank_table(layouts[0])
         yield from _list_tile_notes(layouts[0])
         for row in layouts:
-            yield build_heading(f"\n{cut} parallel, X {row[0].source} -> Y {row[0].target}\n")
+            yield Heading(f"\n{cut} parallel, X {row[0].source} -> Y {row[0].target}\n")
             yield _build_boundary_table(row)
 
 
@@ -136,7 +135,7 @@ def _build_rank_table(cases: Sequence[LinearCase]) -> Table:
     """What does not depend on the layouts outside; of rank 0, which holds the most."""
     numbers = ("tp", "forward", "backward", "FLOP/B")
     owned = f"{'columns' if cases[0].cut is Cut.COLUMN else 'rows'} of W owned"
-    table = build_table("tp", "W per rank", owned, "forward", "backward", "FLOP/B", "tiles", right=numbers)
+    table = Table(("tp", "W per rank", owned, "forward", "backward", "FLOP/B", "tiles"), right=numbers)
     for case in cases:
         op = case.ops[0]
         own = op.parameters[0].ownership
@@ -161,10 +160,8 @@ def _list_tile_notes(cases: Sequence[LinearCase]) -> Iterator[str]:
 
 
 def _build_boundary_table(cases: Sequence[LinearCase]) -> Table:
-    numbers = ("tp", "sent per rank")
-    table = build_table(
-        "tp", "X per rank", "Y per rank", "forward", "backward", "bytes", "sent per rank", right=numbers
-    )
+    columns = ("tp", "X per rank", "Y per rank", "forward", "backward", "bytes", "sent/rank")
+    table = Table(columns, right=("tp", "sent/rank"))
     for case in cases:
         op = case.ops[0]
         x, y = (tensor.layout.local_shape(0) for tensor in (op.inputs[0], op.outputs[0]))

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
-from rich.console import RenderableType
 
 from plait.cli.arguments import json_option, overrides_argument, source_argument
-from plait.cli.explain import rows
-from plait.cli.explain.show import build_heading, print_all
+from plait.cli.explain import tables
+from plait.cli.explain.ops import build_op_table
+from plait.cli.explain.show import Heading, Part, print_all
 from plait.config.load import load_run_config
 from plait.config.run import RunConfig
 from plait.contract.model import ModelContract, derive_model
@@ -65,27 +65,25 @@ def _find_busiest_rank(run: RunConfig) -> int:
     return query.lengths.index(query.longest)
 
 
-def _describe(
-    name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block: int | None
-) -> Iterator[RenderableType]:
+def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block: int | None) -> Iterator[Part]:
     setting = modes[0][1].setting
     where = f"rank {setting.rank} of {setting.tp}, {setting.batch} x {setting.seq_len} tokens, {setting.dtype}"
     part = name if block is None else f"{name}, block {block}"
     for mode, contract in modes if block is None else modes[:1]:
-        yield build_heading(f"{part}: {rows.name_mode(mode)}, {where}\n")
-        yield rows.build_op_table(contract, block)
+        yield Heading(f"{part}: {tables.name_mode(mode)}, {where}\n")
+        yield build_op_table(contract, block)
         yield ""
     contract = modes[0][1]
-    yield rows.build_dims_table(contract, block)
+    yield tables.build_dims_table(contract, block)
     yield ""
     if block is None:
-        yield rows.build_gemm_table(contract)
-        yield from rows.list_notes((*contract.block, *contract.exit))
+        yield tables.build_gemm_table(contract)
+        yield from tables.list_notes((*contract.block, *contract.exit))
         yield ""
-        yield rows.build_step_table([(mode, build_step_tally(mode, each)) for mode, each in modes])
+        yield tables.build_step_table([(mode, build_step_tally(mode, each)) for mode, each in modes])
     else:
-        yield rows.build_block_table([(mode, build_tally(each.block)) for mode, each in modes])
-        yield from rows.list_notes(contract.block)
+        yield tables.build_block_table([(mode, build_tally(each.block)) for mode, each in modes])
+        yield from tables.list_notes(contract.block)
 
 
 def _build_record(name: str, modes: Sequence[RunConfig], block: int | None) -> dict[str, Any]:

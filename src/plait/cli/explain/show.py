@@ -1,47 +1,121 @@
-"""Tables that read well in a terminal of any width, in a pipe, and without colour."""
+"""Tables that read well in a terminal of any width, in a pipe, and without colour.
 
+`rich` would draw them too, but its import and rendering take a third of the half second in which explain has to answer.
+"""
+
+import os
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from dataclasses import dataclass, field
+from itertools import groupby, zip_longest
+from textwrap import wrap
 
 import click
-from rich import box
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from plait.contract.collective import Collective
 from plait.contract.step import Move
 from plait.sharding import Split
 from plait.units import format_bytes
 
-_PIPED_COLUMNS = 200
-"""A pipe has no width: wide enough that no cell is wrapped."""
-
 NOTHING = "-"
 
-
-def build_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """A table with a rule under its head and nothing else drawn; columns named in `right` hold numbers."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    return table
+_RULE = "\u2500"
 
 
-def build_heading(text: str) -> Text:
+@dataclass(frozen=True)
+class Heading:
     """A line that stands out where there is colour."""
-    return Text(text, style="bold")
+
+    text: str
 
 
-def print_all(parts: Iterable[RenderableType]) -> None:
-    """Print to stdout, without the blanks that fill a table up to its right edge."""
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, width=_PIPED_COLUMNS)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+@dataclass(frozen=True)
+class Table:
+    """Cells, of one or more lines, under a head and a rule; columns named in `right` hold numbers.
+
+    Where there is not enough room, `narrow` is shown instead if there is one, else the widest columns are wrapped.
+    """
+
+    columns: Sequence[str]
+    right: Sequence[str] = ()
+    gap: int = 2
+    narrow: "Table | None" = None
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def add_row(self, *cells: str) -> None:
+        """Add a row; cells may be missing at its end."""
+        self.rows.append(cells)
+
+
+Part = str | Heading | Table
+
+
+def print_all(parts: Iterable[Part]) -> None:
+    """Print to stdout, in lines no wider than the terminal; a pipe has no width."""
+    is_terminal = sys.stdout.isatty()
+    room = shutil.get_terminal_size().columns if is_terminal else None
+    is_bold = is_terminal and "NO_COLOR" not in os.environ
+    for part in parts:
+        match part:
+            case Table():
+                head, *lines = _lay_out(part, room)
+                click.echo(_emphasize(head, is_bold))
+            case Heading(text):
+                click.echo(_emphasize(text, is_bold))
+                lines = []
+            case str():
+                lines = [part] if room is None else wrap(part, room) or [""]
+        for line in lines:
+            click.echo(line)
+
+
+def _emphasize(text: str, is_bold: bool) -> str:
+    return click.style(text, bold=True) if is_bold else text
+
+
+def _lay_out(table: Table, room: int | None) -> list[str]:
+    """The head in one text of possibly several lines, then the rule and the rows."""
+    rows = [[cell.split("\n") for cell in row] for row in (table.columns, *table.rows)]
+    widths = [max(len(line) for cell in column for line in cell) for column in zip_longest(*rows, fillvalue=[])]
+    gaps = table.gap * (len(widths) - 1)
+    if room is not None and sum(widths) + gaps > room:
+        if table.narrow is not None:
+            return _lay_out(table.narrow, room)
+        widths = _squeeze(rows, widths, room - gaps)
+        rows = [[_wrap(cell, width) for cell, width in zip(row, widths, strict=False)] for row in rows]
+    head, *body = (_pad_row(row, widths, table) for row in rows)
+    return ["\n".join(head), _rule() * (sum(widths) + gaps), *(line for row in body for line in row)]
+
+
+def _pad_row(row: Sequence[Sequence[str]], widths: Sequence[int], table: Table) -> list[str]:
+    """The lines of a row, cells side by side."""
+    pads = [str.rjust if name in table.right else str.ljust for name in table.columns]
+    lines = zip_longest(*row, fillvalue="")
+    padded = [[pad(cell, width) for pad, cell, width in zip(pads, line, widths, strict=False)] for line in lines]
+    return [(" " * table.gap).join(cells).rstrip() for cells in padded]
+
+
+def _squeeze(rows: Sequence[Sequence[Sequence[str]]], widths: Sequence[int], room: int) -> list[int]:
+    """Take what is too much from the widest columns, as far as their longest words allow."""
+    squeezed = list(widths)
+    words = [
+        max((len(word) for cell in column for line in cell for word in line.split()), default=0)
+        for column in zip_longest(*rows, fillvalue=[])
+    ]
+    while sum(squeezed) > room and squeezed != words:
+        widest = max(range(len(words)), key=lambda column: (squeezed[column] > words[column], squeezed[column]))
+        squeezed[widest] -= 1
+    return squeezed
+
+
+def _wrap(cell: Sequence[str], width: int) -> list[str]:
+    return [part for line in cell for part in wrap(line, max(1, width), break_long_words=False) or [""]]
+
+
+def _rule() -> str:
+    encoding = sys.stdout.encoding or "ascii"
+    return _RULE if _RULE.encode(encoding, "ignore") else "-"
 
 
 def format_moves(moves: Iterable[Move]) -> str:

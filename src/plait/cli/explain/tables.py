@@ -1,21 +1,15 @@
-"""The tables of `plait explain MODEL`."""
+"""The tables of `plait explain MODEL` beside that of the operations: dims, GEMMs, totals."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
-from math import ceil
 
-from rich.table import Table
-
-from plait.cli.explain.show import NOTHING, build_table, format_owners, format_payloads, format_shape
+from plait.cli.explain.show import NOTHING, Table, format_owners
 from plait.config.run import RunConfig
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
-from plait.contract.parameter import Parameter
 from plait.contract.report.step import StepTally
 from plait.contract.report.tally import Tally
 from plait.contract.report.tile import list_tile_problems, summarize_tile_problems
-from plait.contract.setting import Tensor
-from plait.contract.step import Gemm, Move, list_gemms, list_moves
+from plait.contract.step import Gemm, list_gemms
 from plait.dtype import width_bytes
 from plait.sharding import Shard
 from plait.units import format_bytes, format_flops, format_si
@@ -34,7 +28,7 @@ _MEANINGS = {
 def name_mode(run: RunConfig) -> str:
     """What the run does with the tokens between the parallel regions."""
     if run.parallel.tp == 1:
-        return "one rank"
+        return "not parallel"
     return "sequence parallel" if run.parallel.sequence_parallel else "all-reduce mode"
 
 
@@ -45,74 +39,17 @@ def build_dims_table(contract: ModelContract, block: int | None) -> Table:
     layouts += [parameter.layout for op in ops for parameter in op.parameters]
     sizes = {letter: size for layout in layouts for letter, size in zip(layout.dims, layout.shape, strict=True)}
     splits = {layout.dims[cut.dim]: layout.split for layout in layouts if isinstance(cut := layout.placement, Shard)}
-    table = build_table("dim", "", "size", f"owned by ranks 0 to {contract.setting.tp - 1}", right=("size",))
+    table = Table(("dim", "", "size", f"owned by ranks 0 to {contract.setting.tp - 1}"), right=("size",))
     for letter, meaning in _MEANINGS.items():
         if letter in sizes:
             table.add_row(letter, meaning, str(sizes[letter]), format_owners(splits.get(letter)))
     return table
 
 
-def build_op_table(contract: ModelContract, block: int | None) -> Table:
-    """A row for each linear, norm, ...: the members of a gather group share their collectives."""
-    table = build_table("op", "in -> out", "weight", "forward", "backward", "bytes")
-    if block is not None:
-        _add_ops(table, contract.block, contract, indent=0)
-        return table
-    _add_ops(table, contract.entry, contract, indent=0)
-    table.add_row(f"layers.0 to {contract.config.num_layers - 1}")
-    _add_ops(table, contract.block, contract, indent=2)
-    _add_ops(table, (*contract.exit, contract.loss), contract, indent=0)
-    return table
-
-
-def _add_ops(table: Table, ops: Iterable[Op], contract: ModelContract, *, indent: int) -> None:
-    for op in ops:
-        names = op.name.rpartition(".")[2].split("|")
-        weights = _list_weights(op, contract.setting.rank) or [NOTHING]
-        forward, backward = (_spread(list_moves(steps), len(names)) for steps in (op.forward, op.backward))
-        for index, name in enumerate(names):
-            table.add_row(
-                " " * indent + name,
-                f"{_format_tensors(op.inputs)} -> {_format_tensors(op.outputs[index : index + 1])}",
-                weights[index],
-                *_build_move_cells(forward[index], backward[index]),
-            )
-
-
-def _spread(moves: Sequence[Move], num_rows: int) -> list[Sequence[Move]]:
-    """The collectives of a gather group, shared out over the rows of its members."""
-    each = max(1, ceil(len(moves) / num_rows))
-    return [moves[each * row : each * (row + 1)] for row in range(num_rows)]
-
-
-def _build_move_cells(forward: Sequence[Move], backward: Sequence[Move]) -> tuple[str, str, str]:
-    """What moves forward, backward, and the bytes of what stands in one line."""
-    lines = list(zip_longest(forward, backward))
-    cells = [[NOTHING if move is None else f"{move.collective.kind} {move.tensor}" for move in line] for line in lines]
-    payloads = [format_payloads(move.collective for move in line if move) for line in lines]
-    if not lines:
-        return NOTHING, NOTHING, NOTHING
-    return "\n".join(first for first, _ in cells), "\n".join(second for _, second in cells), "\n".join(payloads)
-
-
-def _format_tensors(tensors: Sequence[Tensor]) -> str:
-    if len(tensors) > 1 or not tensors[0].layout.dims:
-        return ", ".join(tensor.name for tensor in tensors)
-    return str(tensors[0].layout)
-
-
-def _list_weights(op: Op, rank: int) -> list[str]:
-    """Local shapes of the parameters, those of one module together."""
-    modules: dict[str, list[Parameter]] = {}
-    for parameter in op.parameters:
-        modules.setdefault(parameter.ownership.name.rpartition(".")[0], []).append(parameter)
-    return [" + ".join(format_shape(each.layout.local_shape(rank)) for each in both) for both in modules.values()]
-
-
 def build_gemm_table(contract: ModelContract) -> Table:
     """Sizes, FLOPs and arithmetic intensity of what a rank multiplies."""
-    numbers = ("FLOP forward", "FLOP backward", "FLOP/B", "kept")
-    table = build_table("op", "[m, k] @ [k, n]", *numbers[:3], "tiles", right=numbers)
+    numbers = ("forward", "backward", "FLOP/B")
+    table = Table(("GEMM", "[m, k] @ [k, n]", *numbers, "tiles"), right=numbers)
     for op in (*contract.block, *contract.exit):
         for gemm in list_gemms(op.forward):
             backward = [each for each in list_gemms(op.backward) if each.name == gemm.name]
@@ -133,7 +70,7 @@ def _judge_tiles(gemms: Iterable[Gemm]) -> str:
 
 def build_block_table(modes: Sequence[tuple[RunConfig, Tally]]) -> Table:
     """Totals of a block, mode beside mode."""
-    table = build_table("block, per rank", *(name_mode(run) for run, _ in modes))
+    table = Table(("block, per rank", *(name_mode(run) for run, _ in modes)))
     lines = {
         "forward": [str(tally.forward) for _, tally in modes],
         "backward": [str(tally.backward) for _, tally in modes],
@@ -148,7 +85,7 @@ def build_block_table(modes: Sequence[tuple[RunConfig, Tally]]) -> Table:
 
 def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]]) -> Table:
     """Totals of a step, mode beside mode."""
-    table = build_table("step, per rank", *(name_mode(run) for run, _ in modes))
+    table = Table(("step, per rank", *(name_mode(run) for run, _ in modes)))
     tallies = [tally for _, tally in modes]
     lines = {
         "parameters": [_format_parameters(tally.num_parameters, modes[0][0]) for tally in tallies],

@@ -1,0 +1,114 @@
+"""The table of operations of `plait explain MODEL`: layouts, weights, collectives, bytes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import ceil
+
+from plait.cli.explain.show import NOTHING, Table, format_payloads, format_shape
+from plait.contract.model import ModelContract
+from plait.contract.op import Op
+from plait.contract.parameter import Parameter
+from plait.contract.setting import Tensor
+from plait.contract.step import Move, list_moves
+
+
+@dataclass(frozen=True)
+class _Row:
+    """An operation, or one member of a gather group; the group's collectives are shared out over its members."""
+
+    name: str
+    source: str = ""
+    target: str = ""
+    weights: Sequence[str] = ()
+    forward: Sequence[Move] = ()
+    backward: Sequence[Move] = ()
+
+    @property
+    def is_heading(self) -> bool:
+        return not self.target
+
+
+def build_op_table(contract: ModelContract, block: int | None) -> Table:
+    """A row for each linear, norm, ...; in a narrow terminal forward and backward stand below each other."""
+    rows = list(_list_rows(contract, block))
+    return _build_wide(rows)
+
+
+def _list_rows(contract: ModelContract, block: int | None) -> Iterator[_Row]:
+    rank = contract.setting.rank
+    if block is not None:
+        yield from (row for op in contract.block for row in _split_op(op, rank, ""))
+        return
+    yield from (row for op in contract.entry for row in _split_op(op, rank, ""))
+    yield _Row(f"layers.0 to {contract.config.num_layers - 1}")
+    yield from (row for op in contract.block for row in _split_op(op, rank, "  "))
+    yield from (row for op in (*contract.exit, contract.loss) for row in _split_op(op, rank, ""))
+
+
+def _split_op(op: Op, rank: int, indent: str) -> Iterator[_Row]:
+    names = op.name.rpartition(".")[2].split("|")
+    weights = _list_weights(op, rank) or [()]
+    forward, backward = (_spread(list_moves(steps), len(names)) for steps in (op.forward, op.backward))
+    for index, name in enumerate(names):
+        target = _format_tensors(op.outputs[index : index + 1])
+        yield _Row(indent + name, _format_tensors(op.inputs), target, weights[index], forward[index], backward[index])
+
+
+def _spread(moves: Sequence[Move], num_rows: int) -> list[Sequence[Move]]:
+    each = max(1, ceil(len(moves) / num_rows))
+    return [moves[each * row : each * (row + 1)] for row in range(num_rows)]
+
+
+def _format_tensors(tensors: Sequence[Tensor]) -> str:
+    if len(tensors) > 1 or not tensors[0].layout.dims:
+        return ", ".join(tensor.name for tensor in tensors)
+    return str(tensors[0].layout)
+
+
+def _list_weights(op: Op, rank: int) -> list[Sequence[str]]:
+    """Local shapes of the parameters of each module."""
+    modules: dict[str, list[Parameter]] = {}
+    for parameter in op.parameters:
+        modules.setdefault(parameter.ownership.name.rpartition(".")[0], []).append(parameter)
+    return [[format_shape(each.layout.local_shape(rank)) for each in both] for both in modules.values()]
+
+
+def _build_wide(rows: Sequence[_Row]) -> Table:
+    columns = ("op", "in -> out", "weight", "forward", "backward", "bytes")
+    table = Table(columns, narrow=_build_narrow(rows))
+    for row in rows:
+        if row.is_heading:
+            table.add_row(row.name)
+            continue
+        lines = list(zip_longest(row.forward, row.backward))
+        table.add_row(
+            row.name,
+            f"{row.source} -> {row.target}",
+            " + ".join(row.weights) or NOTHING,
+            "\n".join(map(_format_move, row.forward)) or NOTHING,
+            "\n".join(map(_format_move, row.backward)) or NOTHING,
+            "\n".join(format_payloads(move.collective for move in line if move) for line in lines) or NOTHING,
+        )
+    return table
+
+
+def _build_narrow(rows: Sequence[_Row]) -> Table:
+    table = Table(("op", "in\n-> out", "weight", "forward (fwd),\nbackward (bwd)", "bytes"), gap=1)
+    for row in rows:
+        if row.is_heading:
+            table.add_row(row.name)
+            continue
+        moves = [*(("fwd", move) for move in row.forward), *(("bwd", move) for move in row.backward)]
+        table.add_row(
+            row.name,
+            f"{row.source}\n-> {row.target}",
+            "\n+ ".join(row.weights) or NOTHING,
+            "\n".join(f"{phase} {_format_move(move)}" for phase, move in moves) or NOTHING,
+            "\n".join(format_payloads([move.collective]) for _, move in moves) or NOTHING,
+        )
+    return table
+
+
+def _format_move(move: Move) -> str:
+    return f"{move.collective.kind} {move.tensor}"
