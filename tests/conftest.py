@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[object]:
-    """`ranks(4).call(function, **kwargs)` runs a function of the test module on four ranks; see `tests.support.rank_pool`."""
+    """`ranks(4).call(function, **kwargs)` runs a function of a test module on four ranks; see support/rank_pool.py."""
     from tests.support.rank_pool import RankPool
 
     pool = RankPool()

@@ -1,7 +1,8 @@
 """Groups of worker processes that live as long as the test session, one for each number of ranks.
 
-Starting four ranks costs ten seconds and more, a call to ranks that are up about ten milliseconds. A test sends a function of
-its module with keyword arguments and gets the list of results. Ranks that a failing test has left unusable are replaced.
+Starting four ranks costs ten seconds and more, a call to ranks that are up about ten milliseconds. A test sends a
+function of its module with keyword arguments and gets the list of results. Ranks that a failing test has left unusable
+are replaced.
 """
 
 from plait.comm.launch import LocalRanks

@@ -1,1 +1,1 @@
-"""Ranks and what they send each other: launch, mesh, collectives, transitions as autograd functions, and their trace."""
+"""Ranks and what they send each other: launch, mesh, collectives, differentiable transitions, and their trace."""

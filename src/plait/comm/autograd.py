@@ -36,7 +36,7 @@ def redistribute(
     if axis.degree == 1 or (transition.forward is Kind.NOTHING and transition.backward is Kind.NOTHING):
         return x
     splits = (split, split if target_split is None else target_split)
-    return Redistribute.apply(x, axis, transition, splits, label)  # type: ignore[no-any-return,no-untyped-call]
+    return Redistribute.apply(x, axis, transition, splits, label)
 
 
 class Redistribute(torch.autograd.Function):
@@ -58,7 +58,7 @@ class Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         conjugate = _conjugate(ctx.transition)
-        grad_x = Redistribute.apply(grad_y, ctx.axis, conjugate, ctx.splits[::-1], ctx.label)  # type: ignore[no-untyped-call]
+        grad_x = Redistribute.apply(grad_y, ctx.axis, conjugate, ctx.splits[::-1], ctx.label)
         return grad_x, None, None, None, None
 
 

@@ -58,7 +58,7 @@ class Board:
 
     def post_notes(self) -> None:
         """Let others read the latest collectives of this rank."""
-        self._store.set(f"notes/{self.rank}", trace.copy_notes())
+        self._store.set(f"notes/{self.rank}", trace.copy_notes().hex())
 
     def claim_failure(self) -> bool:
         """Say that the world has failed; whether this rank is the first to say so."""
@@ -71,7 +71,7 @@ class Board:
     def post(self, report: RankReport) -> None:
         """Say how this rank ended."""
         self.post_notes()
-        self._store.set(f"report/{self.rank}", pickle.dumps(report))
+        self._store.set(f"report/{self.rank}", pickle.dumps(report).hex())
 
     def wait_for_reports(self, limit_s: float) -> list[RankReport]:
         """The reports of all ranks; after the limit, those that said nothing as absent."""
@@ -95,15 +95,18 @@ class Board:
 
     def _read(self, rank: int, waited_s: float) -> RankReport:
         if self._store.check([f"report/{rank}"]):
-            report: RankReport = pickle.loads(self._store.get(f"report/{rank}"))
+            report: RankReport = pickle.loads(self._get(f"report/{rank}"))
         elif self._store.check([f"returned/{rank}"]):
             report = RankReport(rank, Outcome.RETURNED)
         else:
             report = RankReport(rank, Outcome.ABSENT, f"said nothing for {waited_s:.1f} s")
         if not self._store.check([f"notes/{rank}"]):
             return report
-        who, noted = trace.read_notes(self._store.get(f"notes/{rank}"))
+        who, noted = trace.read_notes(self._get(f"notes/{rank}"))
         return replace(report, who=who, noted=tuple(noted))
+
+    def _get(self, notice: str) -> bytes:
+        return bytes.fromhex(self._store.get(notice).decode())
 
 
 def _poll(is_so: Callable[[], bool], limit_s: float) -> bool:

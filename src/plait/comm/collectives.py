@@ -1,9 +1,9 @@
 """The one wrapper around torch.distributed: every collective of plait is issued here.
 
-Functions take tensors with any strides, return their result and leave their input alone, so that the addend of a rank can
-never be mistaken for the sum (FIELD: `all_reduce(x.contiguous()); return x`). Uneven splits are exact: pieces are padded to
-the longest one on the wire and cut afterwards. Sums are carried in the declared dtype. Everything issued is traced. On an
-axis of degree 1 nothing happens.
+Functions take tensors with any strides, return their result and leave their input alone, so that the addend of a rank
+can never be mistaken for the sum, as in `all_reduce(x.contiguous()); return x`. Uneven splits are exact: pieces are
+padded to the longest one on the wire and cut afterwards. Sums are carried in the declared dtype. Everything issued is
+traced. On an axis of degree 1 nothing happens.
 
 They have no backward: which collective the gradient needs depends on the states before and after, so a tensor that
 requires grad goes through `plait.comm.autograd.redistribute`.
@@ -37,7 +37,7 @@ def all_reduce(
 ) -> Tensor:
     """Combine the tensors of all ranks, element by element; every rank gets the result.
 
-    A sum is carried in `dtype`, else in the axis's `reduce_dtype`, else in the dtype of `x`; the result has that of `x`.
+    A sum is carried in `dtype`, else in the axis's `reduce_dtype`, else in the dtype of `x`, which the result has.
     """
     if axis.degree == 1:
         return x
@@ -46,7 +46,7 @@ def all_reduce(
     total = x.to(carrier, memory_format=torch.contiguous_format, copy=True)
     trace.issue(Kind.ALL_REDUCE, axis, x.shape, carrier, 0, op, label)
     _run(dist.all_reduce, axis, total, _OPS[op])
-    return total.to(x.dtype)
+    return total if carrier is x.dtype else total.to(x.dtype)
 
 
 def all_gather(x_shard: Tensor, axis: Axis, split: Split, *, dim: int = 0, label: str = "") -> Tensor:
@@ -78,17 +78,17 @@ def reduce_scatter(
         return x_partial
     _check_detached(x_partial, "reduce_scatter", label)
     _check_length(x_partial, axis, split, dim, split.size, label)
-    carrier = _carrier(x_partial, axis, dtype)
+    dtype_in, carrier = x_partial.dtype, _carrier(x_partial, axis, dtype)
     trace.issue(Kind.REDUCE_SCATTER, axis, x_partial.shape, carrier, dim, "sum", label)
-    addends = x_partial.to(carrier)
-    own_shape = _with_length(x_partial.shape, dim, split.longest)
-    x_shard = addends.new_empty(own_shape)
+    addends = x_partial if carrier is dtype_in else x_partial.to(carrier)
+    x_shard = addends.new_empty(_with_length(x_partial.shape, dim, split.longest))
     if dim == 0 and split.is_even:
         _run(dist.reduce_scatter_single, axis, x_shard, addends.contiguous())
-        return x_shard.to(x_partial.dtype)
-    pieces = torch.stack([_pad(piece, dim, split.longest) for piece in _cut(addends, dim, split)])
-    _run(dist.reduce_scatter_single, axis, x_shard, pieces.flatten(0, 1))
-    return x_shard.narrow(dim, 0, split.lengths[axis.rank]).to(x_partial.dtype).contiguous()
+    else:
+        pieces = torch.cat([_pad(piece, dim, split.longest) for piece in _cut(addends, dim, split)])
+        _run(dist.reduce_scatter_single, axis, x_shard, pieces)
+        x_shard = x_shard.narrow(dim, 0, split.lengths[axis.rank]).contiguous()
+    return x_shard if carrier is dtype_in else x_shard.to(dtype_in)
 
 
 def all_to_all(x_shard: Tensor, axis: Axis, *, gather: DimSplit, scatter: DimSplit, label: str = "") -> Tensor:
@@ -146,7 +146,9 @@ def apply(
         case Kind.TAKE_OWN:
             return take_own(x, axis, split, dim=dim)
     if scatter is None:
-        raise ShardingError(f"{label or kind}: {kind} over {axis.name} needs to know which dim is cut afterwards, and how")
+        raise ShardingError(
+            f"{label or kind}: {kind} over {axis.name} needs to know which dim is cut afterwards, and how"
+        )
     return all_to_all(x, axis, gather=(dim, split), scatter=scatter, label=label)
 
 
@@ -188,9 +190,12 @@ def _check_detached(x: Tensor, name: str, label: str) -> None:
 
 def _check_length(x: Tensor, axis: Axis, split: Split, dim: int, length: int, label: str) -> None:
     if split.degree != axis.degree:
-        raise ShardingError(f"{label}: a split over {split.degree} ranks does not fit axis {axis.name!r} of degree {axis.degree}")
+        raise ShardingError(
+            f"{label}: a split over {split.degree} ranks does not fit axis {axis.name!r} of degree {axis.degree}"
+        )
     if not 0 <= dim < x.ndim or x.shape[dim] != length:
         raise ShardingError(
             f"{label}: rank {axis.rank} on {axis.name!r} of degree {axis.degree} has {list(x.shape)}, "
-            f"but dim {dim} should have {length} of {split.size} elements (cut as {', '.join(map(str, split.intervals))})"
+            f"but dim {dim} should have {length} of {split.size} elements, "
+            f"cut as {', '.join(map(str, split.intervals))}"
         )

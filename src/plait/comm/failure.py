@@ -1,7 +1,7 @@
 """What every rank was doing when a group of ranks failed, put into one error.
 
-The cause comes first: ranks that issued different collectives, ranks that raised, ranks that died, ranks that never came.
-Ranks that only noticed (their collective timed out, or a peer closed the connection) come last.
+The cause comes first: ranks that issued different collectives, that raised, that died, that never came. Ranks that only
+noticed (their collective timed out, or a peer closed the connection) come last.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ from typing import Self
 
 from plait.comm.trace import Noted
 from plait.errors import PlaitError, TransportError, TransportTimeout
-
 
 GRACE_S = 3.0
 """For the other ranks to say what they saw, once one has failed."""
@@ -74,12 +73,13 @@ class RankReport:
 def build_failure(reports: Sequence[RankReport]) -> PlaitError:
     """The error to raise for a group of ranks of which not every one returned.
 
-    What ranks raised on purpose (a PlaitError) stays that error, said once. All else is a TransportError that shows every
-    rank's error and last collective.
+    What ranks raised on purpose (a PlaitError) stays that error, said once. All else is a TransportError that shows the
+    error and the last collective of every rank.
     """
     on_purpose = [report for report in reports if report.error is not None and not report.is_transport]
     has_crashed = any(
-        report.outcome is Outcome.DIED or (report.outcome is Outcome.RAISED and report.error is None) for report in reports
+        report.outcome is Outcome.DIED or (report.outcome is Outcome.RAISED and report.error is None)
+        for report in reports
     )
     if on_purpose and not has_crashed:
         return _merge(on_purpose, len(reports))

@@ -15,9 +15,9 @@ from typing import Any, Literal, Self
 
 from plait.comm.environment import Launch
 from plait.comm.failure import GRACE_S, Outcome, RankReport, build_failure
-from plait.comm.process import RankProcess, find_news, wait_for_end
 from plait.comm.message import Result, Setup, Task
-from plait.errors import ConfigError, PlaitError, TransportError
+from plait.comm.process import RankProcess, find_news, wait_for_end
+from plait.errors import ConfigError, TransportError
 
 DEFAULT_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 300.0
@@ -30,13 +30,13 @@ _POLL_S = 0.2
 def init_from_environment(launch: Launch, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
     """Be one rank of a world that torchrun or Slurm started, inside the block.
 
-    The process group is up in the block. A rank that leaves it with an error, dies or hangs ends the others: one of them
-    raises an error that shows what happened on every rank, the rest exit silently with the same status.
+    The process group is up in the block. A rank that leaves it with an error, dies or hangs ends the others: one of
+    them raises an error that shows what happened on every rank, the rest exit silently with the same status.
 
     Raises:
         TransportTimeout: not every rank came.
     """
-    from plait.comm.membership import join
+    from plait.comm.membership import join  # noqa: PLC0415 (the launcher of local ranks needs no torch)
 
     with join(launch, timeout_s, START_TIMEOUT_S):
         yield
@@ -45,9 +45,9 @@ def init_from_environment(launch: Launch, timeout_s: float = DEFAULT_TIMEOUT_S) 
 class LocalRanks:
     """Ranks as processes of this machine, with a process group that stays up from call to call.
 
-    `timeout_s` bounds a collective that not every rank joins, and the time between the first and the last rank to return
-    from a call; `call_timeout_s`, where given, a whole call. Close it, or use it as a context manager. The ranks meet in
-    a file, not at a port, and talk over the loopback interface; what they print appears as it is.
+    `timeout_s` bounds a collective that not every rank joins, and the time between the first and the last rank to
+    return from a call; `call_timeout_s`, where given, a whole call. Close it, or use it as a context manager. The ranks
+    meet in a file, not at a port, and talk over the loopback interface; what they print appears as it is.
 
     Raises:
         PlaitError: the ranks could not be started.
@@ -128,11 +128,11 @@ class LocalRanks:
         self._end()
 
     def _collect(self, limit_s: float | None) -> list[Any]:
-        """The results of all ranks. Their error otherwise, and their end, unless all raised together and are in step."""
+        """The results of all ranks. Else their error, and their end, unless all raised together and are in step."""
         start = time.monotonic()
         with self._ended_on_error():
             answers = self._wait_for_answers(start, limit_s)
-        results = [answers[rank] for rank in sorted(answers) if isinstance(answers[rank], Result)]
+        results = [answer for _, answer in sorted(answers.items()) if isinstance(answer, Result)]
         if len(results) == self.world_size:
             return [pickle.loads(result.payload) for result in results]
         reports = [self._report(process, answers.get(process.rank), start) for process in self._processes]

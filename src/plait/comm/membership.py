@@ -1,8 +1,8 @@
 """One rank of a world that somebody else started: no launcher of ours watches it, so the ranks watch each other.
 
 Each rank has a thread with its own connection to the rendezvous store. It posts what the rank noted (its latest
-collectives) and looks whether any rank has failed; if so, it gives its own rank a moment to notice, and then ends it. The
-rank that failed first puts the reports of all ranks into one error.
+collectives) and looks whether any rank has failed; if so, it gives its own rank a moment to notice, and then ends it.
+The rank that failed first puts the reports of all ranks into one error.
 """
 
 import os
@@ -37,7 +37,7 @@ def join(launch: Launch, timeout_s: float, start_timeout_s: float) -> Iterator[N
     trace.identify(f"rank {launch.rank}")
     device = choose_device(launch.local_rank)
     store = _connect(launch, start_timeout_s)
-    board = Board(store.clone(), launch)
+    board = Board(store.clone(), launch)  # type: ignore[attr-defined]
     watch = _Watch(board)
     try:
         with _raised_on_sigterm():
@@ -178,13 +178,15 @@ class _Watch(threading.Thread):
             return
         self._board.post(RankReport(self._board.rank, Outcome.ABSENT, f"went on for {GRACE_S:.0f} s after the failure"))
         is_reported = self._board.wait_for_announcement(_HEAR_S)
-        _exit("" if is_reported else f"error: {trace.identity()} was ended: another rank had failed and did not say why")
+        _exit(
+            "" if is_reported else f"error: {trace.identity()} was ended: another rank had failed and did not say why"
+        )
 
 
 def _exit(message: str) -> None:
     """End the process from a thread, whatever its main thread does."""
     if message:
-        print(f"{message}\n  last collective {trace.last_collective() or 'none'}", file=sys.stderr)
+        sys.stderr.write(f"{message}\n  last collective {trace.last_collective() or 'none'}\n")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(2)

@@ -55,7 +55,9 @@ class Mesh:
         """
         if (name, partition) not in self._subgroups:
             own = next((ranks for ranks in partition if self.tp.rank in ranks), (self.tp.rank,))
-            groups = tuple(tuple(tp_group[rank] for rank in ranks) for tp_group in self.tp_groups for ranks in partition)
+            groups = tuple(
+                tuple(tp_group[rank] for rank in ranks) for tp_group in self.tp_groups for ranks in partition
+            )
             members = tuple(self.tp.ranks[rank] for rank in own)
             self._subgroups[name, partition] = _build_axis(name, members, self.rank, groups, self.tp.reduce_dtype)
         return self._subgroups[name, partition]
@@ -133,7 +135,11 @@ def _axis_of(device_mesh: DeviceMesh, name: str, reduce_dtype: torch.dtype | Non
 
 
 def _own_device(device_type: str) -> torch.device:
-    return torch.device("cpu") if device_type == "cpu" else torch.device(device_type, torch.accelerator.current_device_index())
+    return (
+        torch.device("cpu")
+        if device_type == "cpu"
+        else torch.device(device_type, torch.accelerator.current_device_index())
+    )
 
 
 def _build_axis(
@@ -145,7 +151,7 @@ def _build_axis(
 
 
 _groups: "WeakKeyDictionary[dist.ProcessGroup, dict[Partition, dist.ProcessGroup | None]]" = WeakKeyDictionary()
-"""Process groups by what they partition, as long as the world they belong to exists: each one costs sockets and a thread."""
+"""Process groups by what they partition, while the world they belong to exists: each costs sockets and a thread."""
 
 
 def _build_group(groups: Partition, members: tuple[int, ...]) -> dist.ProcessGroup | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
 
@@ -28,7 +29,9 @@ class RankProcess:
         self._connection, theirs = Pipe()
         with theirs:
             # Not multiprocessing: its children would run the user's script again before they are ranks.
-            boot = f"import sys; sys.path[:] = {sys.path!r}; from plait.comm.worker import main; main({theirs.fileno()})"
+            boot = (
+                f"import sys; sys.path[:] = {sys.path!r}; from plait.comm.worker import main; main({theirs.fileno()})"
+            )
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", boot],
                 env=build_environment(os.environ),
@@ -39,10 +42,8 @@ class RankProcess:
 
     def send(self, message: Setup | Task | None) -> None:
         """Send to the rank; that it died meanwhile is found when its answer does not come."""
-        try:
+        with suppress(ConnectionError):
             self._connection.send(message)
-        except ConnectionError:
-            pass
 
     def receive(self) -> Result | RankReport:
         """What the rank says, or how it died."""
@@ -73,7 +74,7 @@ class RankProcess:
         self._process.send_signal(number)
 
     def end(self) -> None:
-        """Leave nothing behind. Nothing a rank could still do is of use once the others are gone, so it is not asked."""
+        """Leave nothing behind. A rank that goes on when others are gone does nothing of use, so it is not asked."""
         self._process.kill()
         self._process.wait()
         self._connection.close()

@@ -1,7 +1,7 @@
 """What this rank has issued: every collective while recording, the latest few always.
 
-The latest are noted as bytes in a small buffer. A launcher puts that buffer into memory it shares with the rank, so
-that the last collectives of a rank that was killed or hangs can still be read.
+The latest are noted as bytes in a small buffer. A launcher puts that buffer into memory that it shares with the rank,
+so that the last collectives of a rank that was killed or hangs can still be read.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,6 @@ from plait.contract.collective import Collective, ReduceOp
 from plait.dtype import DType
 from plait.sharding import Kind
 
-_MAX_KNOWN = 4096
 HISTORY = 8
 """Collectives that are always remembered; what differs between ranks is nearly always the last one."""
 
@@ -23,6 +22,8 @@ _WHO = Struct("<64s")
 _ENTRY = Struct("<QQI16s156s")
 NOTES_BYTES = _WHO.size + HISTORY * _ENTRY.size
 """Size of a buffer of notes."""
+
+_MAX_KNOWN = 4096
 
 Notes = bytearray | mmap | memoryview
 
@@ -86,20 +87,26 @@ class _Recorder:
         self._counts: dict[str, int] = {}
         self._known: dict[tuple[Any, ...], tuple[Issued, int, bytes, bytes]] = {}
 
-    def issue(self, key: tuple[Any, ...]) -> None:
+    def issue(
+        self, kind: Kind, axis: Reach, shape: tuple[int, ...], dtype: object, dim: int, op: ReduceOp, label: str
+    ) -> None:
+        """Note a collective that is about to be issued; `shape` is that of the whole tensor."""
+        name = axis.name
+        key = (kind._value_, name, axis.degree, axis.ranks[0], shape, dtype, dim, op, label)
         known = self._known.get(key)
-        issued, first_rank, axis, text = self._describe(key) if known is None else known
-        counts, name = self._counts, issued.collective.axis
-        counts[name] = number = counts.get(name, 0) + 1
-        total = self._total = self._total + 1
-        _ENTRY.pack_into(self.notes, _offset(total), total, number, first_rank, axis, text)
+        issued, first_rank, axis_bytes, text = self._describe(key) if known is None else known
+        self._counts[name] = number = self._counts.get(name, 0) + 1
+        self._total = total = self._total + 1
+        offset = _WHO.size + total % HISTORY * _ENTRY.size
+        _ENTRY.pack_into(self.notes, offset, total, number, first_rank, axis_bytes, text)
         for trace in self.traces:
             trace.issued.append(issued)
 
     def _describe(self, key: tuple[Any, ...]) -> tuple[Issued, int, bytes, bytes]:
         """Built once for each kind, axis, shape and label: it would cost more than the rest of the wrapper."""
         kind, axis, degree, first_rank, shape, dtype, dim, op, label = key
-        collective = Collective(Kind(kind), axis, degree, tuple(shape), _name(dtype), dim, op)
+        dtype_name = cast(DType, str(dtype).removeprefix("torch."))
+        collective = Collective(Kind(kind), axis, degree, tuple(shape), dtype_name, dim, op)
         text = f"{collective} ({label})" if label else str(collective)
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
@@ -108,23 +115,8 @@ class _Recorder:
         return known
 
 
-def _offset(total: int) -> int:
-    """Where the `total`-th collective of a rank is noted."""
-    return _WHO.size + total % HISTORY * _ENTRY.size
-
-
-def _name(dtype: object) -> DType:
-    return cast(DType, str(dtype).removeprefix("torch."))
-
-
 _recorder = _Recorder()
-
-
-def issue(
-    kind: Kind, axis: Reach, shape: tuple[int, ...], dtype: object, dim: int = 0, op: ReduceOp = "sum", label: str = ""
-) -> None:
-    """Note a collective that is about to be issued; `shape` is that of the whole tensor."""
-    _recorder.issue((kind._value_, axis.name, axis.degree, axis.ranks[0], shape, dtype, dim, op, label))
+issue = _recorder.issue
 
 
 @contextmanager
