@@ -4,8 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TESTS = Path(__file__).parent
+
+# A deadline would make every property a timing test, which fails when the machine is busy.
+settings.register_profile("plait", deadline=None)
+settings.load_profile("plait")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
