@@ -80,12 +80,11 @@ class GptAttention(nn.Module):
 
 
 def compute_attention_probabilities(q_BNSH: Tensor, k_BNSH: Tensor) -> Tensor:
-    """Causal softmax of the scaled scores, `[B, N, S, S]`, normalised in at least float32."""
+    """Causal softmax of the scaled scores, `[B, N, S, S]`; torch normalises half types in float32."""
     seq_len, head_width = q_BNSH.shape[-2:]
     scores_BNSS = q_BNSH @ k_BNSH.transpose(-2, -1) / sqrt(head_width)
-    later = torch.ones(seq_len, seq_len, dtype=torch.bool, device=q_BNSH.device).triu(1)
-    dtype = torch.promote_types(scores_BNSS.dtype, torch.float32)
-    return scores_BNSS.masked_fill(later, float("-inf")).softmax(-1, dtype=dtype).to(scores_BNSS.dtype)
+    is_later_SS = torch.ones(seq_len, seq_len, dtype=torch.bool, device=q_BNSH.device).triu(1)
+    return scores_BNSS.masked_fill(is_later_SS, float("-inf")).softmax(-1)
 
 
 def merge_heads(y_BNSH: Tensor) -> Tensor:

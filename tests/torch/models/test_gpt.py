@@ -9,6 +9,7 @@ from torch import Tensor
 from plait.config.model import GptConfig
 from plait.errors import ConfigError
 from plait.models import build_model, initialize
+from plait.models.attention import compute_attention_probabilities
 from plait.models.gpt import GptModel
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 
@@ -101,6 +102,13 @@ def test_explicit_attention_equals_the_fused_one_when_nothing_is_dropped():
     set_dropout_offset(model, 0)
     assert model.layers[0].attention.dropout.is_active
     torch.testing.assert_close(model(tokens), model.eval()(tokens))
+
+
+def test_half_probabilities_are_normalised_in_float32():
+    """In bfloat16 a running sum of 700 equal terms would stop growing at 256."""
+    q = k = torch.zeros(1, 1, 700, 4, dtype=torch.bfloat16)
+    expected = 1 / torch.arange(1, 701).float()
+    assert torch.equal(compute_attention_probabilities(q, k)[0, 0, :, 0], expected.bfloat16())
 
 
 @torch.no_grad()
