@@ -1,7 +1,11 @@
 """Small runs for tests of training."""
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -12,6 +16,8 @@ from plait.config.precision import PrecisionConfig
 from plait.config.presets import load_preset
 from plait.config.run import RunConfig
 from plait.config.train import TrainConfig
+from plait.train import loop
+from plait.train.metrics import read_metrics
 
 LLAMA = load_preset("llama-tiny").model_copy(update={"vocab_size": 67, "mlp_width": 92, "max_seq_len": 16})
 """Cuts unevenly over 2 and 3 ranks: 67 rows of vocabulary, 4 KV heads; 92 columns of the MLP over 3."""
@@ -52,3 +58,23 @@ def build_run(
         data=DataConfig(kind="tokens", paths=(str(tokens if tokens.exists() else save_tokens(folder)),)),
         train=TrainConfig(**settings | train),
     )
+
+
+@contextmanager
+def stop_during(step: int) -> Iterator[None]:
+    """Send this process SIGTERM while step number `step`, counted from 1, is under way."""
+    derive = loop.derive_learning_rate
+
+    def interrupt(before: int, config: TrainConfig) -> float:
+        if before == step - 1:
+            signal.raise_signal(signal.SIGTERM)
+        return derive(before, config)
+
+    with patch.object(loop, "derive_learning_rate", interrupt):
+        yield
+
+
+def read_losses(run: RunConfig) -> list[tuple[int, float, float]]:
+    """Step, loss and gradient norm of every step of a run, from its metrics."""
+    records = read_metrics(Path(run.out_dir) / run.name / "metrics.jsonl")
+    return [(record["step"], record["loss"], record["grad_norm"]) for record in records]

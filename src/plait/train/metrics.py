@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import torch
 
+from plait.config.parallel import ParallelConfig
 from plait.config.run import RunConfig
-from plait.contract.model import derive_model
-from plait.contract.setting import Setting
 from plait.contract.step import sum_flops
+from plait.contract.training import derive_run_model
 from plait.errors import ConfigError
 
 Record = Mapping[str, float | int | None]
@@ -49,7 +49,7 @@ def measure_peak_memory_bytes(device: torch.device) -> int:
 
 def derive_step_flops(run: RunConfig) -> int:
     """FLOPs of the GEMMs of one step of all ranks, forward and backward, by the contract of the unsharded model."""
-    contract = derive_model(run.model, Setting(run.train.micro_batch_size, run.seq_len))
+    contract = derive_run_model(run.model_copy(update={"parallel": ParallelConfig()}))
     micro_batch = sum(sum_flops(op.forward) + sum_flops(op.backward) for op in contract.ops)
     return micro_batch * run.train.gradient_accumulation * run.parallel.dp
 

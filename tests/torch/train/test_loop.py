@@ -4,42 +4,30 @@ from pathlib import Path
 import pytest
 import torch
 
+from plait.checkpoint.index import Index
 from plait.checkpoint.names import list_checkpoints
 from plait.comm.mesh import build_mesh
 from plait.config.model import ModelConfig
 from plait.config.run import RunConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.sharding import MeshShape
-from plait.train import loop
 from plait.train.loop import build_trainer, train
-from plait.train.metrics import read_metrics
 from plait.train.state import Position, checkpoint_folder, list_tensors, resume
-from tests.support.training import GPT, LLAMA, build_run
+from tests.support.training import GPT, LLAMA, build_run, read_losses, stop_during
 
 MESH = build_mesh(MeshShape())
 
 
-def _read_losses(run: RunConfig) -> list[tuple[int, float, float]]:
-    records = read_metrics(Path(run.out_dir) / run.name / "metrics.jsonl")
-    return [(record["step"], record["loss"], record["grad_norm"]) for record in records]
-
-
 def _read_tensors(run: RunConfig, checkpoint: Path) -> dict[str, torch.Tensor]:
     trainer = build_trainer(run, MESH)
-    resume(trainer, checkpoint, _identity(checkpoint))
+    resume(trainer, checkpoint, Index.from_folder(checkpoint).state["identity"])
     return {name: owned.tensor for name, owned in list_tensors(trainer).items()}
-
-
-def _identity(checkpoint: Path) -> dict[str, object]:
-    from plait.checkpoint.index import Index
-
-    return Index.from_folder(checkpoint).state["identity"]
 
 
 def test_the_loss_falls(tmp_path: Path) -> None:
     run = build_run(tmp_path, steps=30)
     summary = train(run, MESH)
-    losses = [loss for _, loss, _ in _read_losses(run)]
+    losses = [loss for _, loss, _ in read_losses(run)]
     assert len(losses) == 30
     assert losses[0] == pytest.approx(4.2, abs=0.1)  # log 67
     assert summary.loss == losses[-1] < 3.5
@@ -53,28 +41,15 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     whole = build_run(tmp_path, model=model, name="whole", steps=7, gradient_accumulation=2)
     parts = build_run(tmp_path, model=model, name="parts", steps=7, gradient_accumulation=2)
     expected = train(whole, MESH)
-    with pytest.MonkeyPatch.context() as patch:
-        _stop_during(patch, stopped_at)
+    with stop_during(stopped_at):
         first = train(parts, MESH)
     assert (first.step, first.was_stopped) == (stopped_at, True)
     second = train(parts, MESH)
     assert (second.step, second.resumed_from) == (7, first.checkpoint)
-    assert _read_losses(parts) == _read_losses(whole)
+    assert read_losses(parts) == read_losses(whole)
     tensors, other = _read_tensors(parts, second.checkpoint), _read_tensors(whole, expected.checkpoint)
     assert tensors.keys() == other.keys()
     assert all(torch.equal(tensors[name], other[name]) for name in tensors)
-
-
-def _stop_during(patch: pytest.MonkeyPatch, step: int) -> None:
-    """Get SIGTERM while step number `step`, counted from 1, is under way."""
-    derive = loop.derive_learning_rate
-
-    def derive_and_interrupt(before: int, config: object) -> float:
-        if before == step - 1:
-            signal.raise_signal(signal.SIGTERM)
-        return derive(before, config)  # type: ignore[arg-type]
-
-    patch.setattr(loop, "derive_learning_rate", derive_and_interrupt)
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
@@ -83,7 +58,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     second = train(run, MESH)
     assert (second.step, second.loss, second.was_stopped) == (2, None, False)
     assert second.checkpoint == second.resumed_from == first.checkpoint
-    assert len(_read_losses(run)) == 2
+    assert len(read_losses(run)) == 2
 
 
 def test_checkpoints_are_written_as_often_and_kept_as_long_as_asked(tmp_path: Path) -> None:
