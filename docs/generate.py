@@ -4,7 +4,7 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -21,6 +21,7 @@ from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig
 from plait.config.section import Section
 from plait.config.train import TrainConfig
+from plait.contract.report.table import DERIVATIONS, ShapeTable, build_shape_table
 from plait.errors import PlaitError
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -59,19 +60,40 @@ def build_cli_page() -> str:
         "# Command line\n\n`plait` and `python -m plait` are the same. Data goes to stdout, everything else to stderr; "
         "`NO_COLOR` is respected.\n",
     ]
-    with click.Context(group, info_name="plait") as context:
-        parts.append(_help("plait", group, context))
-        for name in group.list_commands(context):
-            command = group.get_command(context, name)
-            assert command is not None, name
-            with click.Context(command, info_name=name, parent=context) as inner:
-                parts.append(_help(f"plait {name}", command, inner))
+    parts += _list_help(group, click.Context(group, info_name="plait", **group.context_settings))
     return "\n".join(parts)
 
 
-def _help(title: str, command: click.Command, context: click.Context) -> str:
+def _list_help(command: click.Command, context: click.Context) -> Iterator[str]:
+    """The help of a command and of those below it."""
     context.terminal_width = context.max_content_width = 100
-    return f"## {title}\n\n```text\n{command.get_help(context)}\n```\n"
+    yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None, name
+            yield from _list_help(below, click.Context(below, info_name=name, parent=context))
+
+
+def build_contracts_page() -> str:
+    """The shape table of every operation that the runtime has a twin of."""
+    parts = [
+        "# Contracts\n\nWhat each operation promises: the layout of what goes in and out, and the collectives it "
+        "issues. The docstrings of the runtime twins carry the same tables, and a test compares them. `plait explain` "
+        "prints the contracts of a model with their numbers; the letters are in [notation](../concepts/notation.md).\n"
+    ]
+    for name in DERIVATIONS:
+        table = build_shape_table(name)
+        parts.append(f"## `contract.{name}`\n\n```text\n{table}\n```\n\n{_describe_all_reduce_mode(table)}\n")
+    return "\n".join(parts)
+
+
+def _describe_all_reduce_mode(table: ShapeTable) -> str:
+    kinds = (table.forward_in_all_reduce_mode, table.backward_in_all_reduce_mode)
+    if kinds == (table.forward, table.backward):
+        return "The same in all-reduce mode."
+    forward, backward = (", ".join(sorted(kind)) or "nothing" for kind in kinds)
+    return f"In all-reduce mode tokens are whole on every rank; forward {forward}, backward {backward}."
 
 
 def build_config_page() -> str:
@@ -141,6 +163,7 @@ def _list_attribute_docstrings(section: type[Section]) -> dict[str, str]:
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": build_cli_page,
     "config.md": build_config_page,
+    "contracts.md": build_contracts_page,
     "errors.md": build_errors_page,
 }
 
