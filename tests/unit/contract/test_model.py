@@ -1,3 +1,5 @@
+from math import prod
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from plait.config.presets import list_presets, load_preset
 from plait.contract.model import derive_model, derive_ownership, derive_plan
 from plait.contract.plan import Column, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.setting import Setting
+from plait.contract.step import sum_flops
 from plait.errors import ShardingError
 
 TINY = {"num_layers": 2, "width": 64, "vocab_size": 256, "max_seq_len": 64}
@@ -37,19 +40,12 @@ def test_elements_counted_on_the_ranks_are_the_parameters_of_the_model(preset: s
     config = load_preset(preset)
     tp = min(8, config.num_heads)
     counted = sum(
-        layout_numel(own.local_shape(rank))
+        prod(own.local_shape(rank))
         for own in derive_ownership(config, tp).values()
         for rank in range(tp)
         if own.is_counted_on(rank)
     )
     assert counted == config.num_parameters
-
-
-def layout_numel(shape: tuple[int, ...]) -> int:
-    numel = 1
-    for size in shape:
-        numel *= size
-    return numel
 
 
 def test_eight_heads_over_three_ranks() -> None:
@@ -149,7 +145,7 @@ def test_sums_are_carried_in_the_declared_dtype_and_gathers_in_that_of_compute()
 def test_ranks_together_do_what_one_rank_does(
     tp: int, batch: int, seq_len: int, sequence_parallel: bool, config: LlamaConfig | GptConfig
 ) -> None:
-    """FLOPs of all GEMMs add up, but for KV heads that several ranks hold; so do the outputs of every operation."""
+    """FLOPs and outputs of every operation add up to those of one rank, but for KV heads that several ranks hold."""
     whole = derive_model(config, Setting(batch, seq_len))
     ranks = [
         derive_model(config, Setting(batch, seq_len, tp, rank, sequence_parallel=sequence_parallel))
@@ -157,15 +153,17 @@ def test_ranks_together_do_what_one_rank_does(
     ]
     for position, op in enumerate(whole.ops):
         own = [contract.ops[position] for contract in ranks]
-        for index, output in enumerate(op.outputs):
-            layout = own[0].outputs[index].layout
-            held = sum(layout.local_numel(rank) for rank in range(tp))
-            copies = 1 if layout.split is not None else tp
-            assert layout.shape == output.layout.shape
-            if layout.split is None or not layout.split.is_replicated:
-                assert held == copies * layout_numel(output.layout.shape)
-            else:
-                assert held > layout_numel(output.layout.shape)
+        layouts = [output.layout for output in own[0].outputs]
+        assert [layout.shape for layout in layouts] == [output.layout.shape for output in op.outputs]
+        held = [sum(layout.local_numel(rank) for rank in range(tp)) for layout in layouts]
+        for layout, numel in zip(layouts, held, strict=True):
+            copies = 1 if layout.split else tp
+            has_shared_heads = layout.split is not None and layout.split.is_replicated
+            assert numel > prod(layout.shape) if has_shared_heads else numel == copies * prod(layout.shape)
+        flops = sum(sum_flops(each.forward) + sum_flops(each.backward) for each in own)
+        expected = sum_flops(op.forward) + sum_flops(op.backward)
+        has_shared_heads = any(layout.split and layout.split.is_replicated for layout in layouts)
+        assert flops > expected if has_shared_heads else flops == expected
 
 
 @given(st.integers(2, 8), st.integers(8, 40), st.sampled_from([GROUPED, GPT]))

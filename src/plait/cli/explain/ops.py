@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from math import ceil
 
 from plait.cli.explain.show import NOTHING, Table, format_payloads, format_shape
 from plait.contract.model import ModelContract
@@ -49,15 +48,19 @@ def _list_rows(contract: ModelContract, block: int | None) -> Iterator[_Row]:
 def _split_op(op: Op, rank: int, indent: str) -> Iterator[_Row]:
     names = op.name.rpartition(".")[2].split("|")
     weights = _list_weights(op, rank) or [()]
-    forward, backward = (_spread(list_moves(steps), len(names)) for steps in (op.forward, op.backward))
+    forward, backward = (_spread(list_moves(steps), names) for steps in (op.forward, op.backward))
     for index, name in enumerate(names):
         target = _format_tensors(op.outputs[index : index + 1])
         yield _Row(indent + name, _format_tensors(op.inputs), target, weights[index], forward[index], backward[index])
 
 
-def _spread(moves: Sequence[Move], num_rows: int) -> list[Sequence[Move]]:
-    each = max(1, ceil(len(moves) / num_rows))
-    return [moves[each * row : each * (row + 1)] for row in range(num_rows)]
+def _spread(moves: Sequence[Move], names: Sequence[str]) -> list[Sequence[Move]]:
+    """Share out what a group moves: to each member the sums of its own gradients, the rest row by row."""
+    own = [[move for move in moves if move.tensor.startswith(f"d{name}")] for name in names]
+    shared = [move for move in moves if not any(move in each for each in own)]
+    if any(own) or len(shared) > len(names):
+        return [shared + own[0], *own[1:]]
+    return [shared[row : row + 1] for row in range(len(names))]
 
 
 def _format_tensors(tensors: Sequence[Tensor]) -> str:
