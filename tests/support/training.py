@@ -26,9 +26,9 @@ GPT = GptConfig(num_layers=2, width=24, num_heads=4, vocab_size=67, max_seq_len=
 """Biases, tied embeddings, and dropout, whose masks a resumed run must draw again."""
 
 
-def save_tokens(folder: Path, *, num_tokens: int = 2001, vocab_size: int = 67) -> Path:
+def save_tokens(folder: Path, *, num_tokens: int = 2001, vocab_size: int = 67, seed: int = 7) -> Path:
     """Tokens that can be learned: each is a function of the one before, but for some noise."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(seed)
     noise = rng.integers(0, vocab_size, num_tokens)
     tokens = np.where(rng.random(num_tokens) < 0.2, noise, np.cumsum(noise % 3) % vocab_size)
     path = folder / "tokens.npy"
