@@ -32,7 +32,8 @@ def own_device() -> torch.device:
     """The device this rank computes on: the one its process group was started with, else the first."""
     if not dist.is_initialized():
         return choose_device(0)
-    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
+    has_nccl = "nccl" in dist.get_backend_config()
+    return torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
 
 
 def start_group(store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
