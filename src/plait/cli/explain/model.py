@@ -68,6 +68,8 @@ def _find_busiest_rank(run: RunConfig) -> int:
 def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block: int | None) -> Iterator[Part]:
     setting = modes[0][1].setting
     where = f"rank {setting.rank} of {setting.tp}, {setting.batch} x {setting.seq_len} tokens, {setting.dtype}"
+    if setting.sum_dtype != setting.dtype:
+        where += f", sums in {setting.sum_dtype}"
     part = name if block is None else f"{name}, block {block}"
     for mode, contract in modes if block is None else modes[:1]:
         yield Heading(f"{part}: {tables.name_mode(mode)}, {where}\n")

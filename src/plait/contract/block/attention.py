@@ -36,7 +36,8 @@ def derive_core_attention(config: ModelConfig, setting: Setting, cuts: HeadSplit
     """Softmax attention of the query heads that the rank owns; FLOPs as if every token saw every other.
 
     Fused attention keeps q, k, v and the log-sum-exp of every row (its output is kept by the projection that follows).
-    Dropout on the probabilities needs them whole: then they, the mask and the dropped ones are kept.
+    Dropout on the probabilities needs them whole: then they, the mask and the dropped ones are kept, counted in the
+    dtype of activations, though softmax normalises in at least float32.
     """
     rank, S, H = setting.rank, setting.seq_len, config.head_width
     heads = cuts.query.lengths[rank] // H

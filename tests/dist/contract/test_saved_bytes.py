@@ -1,0 +1,79 @@
+"""What a rank really keeps for backward, read off the tensors that autograd saves, is what the contract says."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from plait.comm.launch import LocalRanks
+from plait.comm.mesh import build_mesh
+from plait.config.model import GptConfig, LlamaConfig
+from plait.contract.model import derive_model, derive_plan
+from plait.contract.setting import Setting
+from plait.models.registry import build_model
+from plait.parallel.apply import parallelize
+from plait.parallel.dropout import seed_dropout, set_dropout_offset
+from plait.parallel.loss import vocab_parallel_cross_entropy
+from plait.sharding import MeshShape
+
+SIZES = {"num_layers": 2, "width": 24, "num_heads": 4, "vocab_size": 67, "max_seq_len": 16}
+MODELS = {
+    "unfused attention": GptConfig(**SIZES, dropout=0.1, attention_dropout=0.1),
+    "fused attention": GptConfig(**SIZES, dropout=0.1),
+    "grouped queries and gated MLP": LlamaConfig(**SIZES, num_kv_heads=2, mlp_width=31),
+}
+BATCH, SEQ_LEN = 3, 7
+
+
+def _measure_saved_bytes(model_name: str, sequence_parallel: bool) -> int:
+    """Bytes of the tensors that autograd holds between forward and backward, each once, without parameters."""
+    config = MODELS[model_name]
+    mesh = build_mesh(MeshShape(tp=2))
+    model = parallelize(build_model(config), mesh, derive_plan(config, sequence_parallel=sequence_parallel))
+    seed_dropout(model, 0)
+    set_dropout_offset(model, 0)
+    held: dict[int, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens = torch.arange(BATCH * SEQ_LEN).view(BATCH, SEQ_LEN)
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = vocab_parallel_cross_entropy(model(tokens), tokens.flatten(), mesh, vocab_size=config.vocab_size)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    saved = sum(tensor.nbytes for where, tensor in held.items() if where not in parameters)
+    loss.backward()
+    return saved
+
+
+def _list_uncounted_bytes(config: GptConfig | LlamaConfig, num_tokens: int) -> list[int]:
+    """What the contract leaves out: what is small, and what only a CPU keeps.
+
+    torch's RMSNorm is one kernel on a GPU, several operations on a CPU, which keep the normalised input too.
+    """
+    norms = 2 * config.num_layers + 1
+    num_targets = 8
+    if isinstance(config, LlamaConfig):
+        normalised_and_statistics = norms * num_tokens * (config.width + 1) * 4
+        rope_tables = 2 * SEQ_LEN * config.head_width * 4
+        return [normalised_and_statistics, rope_tables, num_targets]
+    causal_masks = config.num_layers * SEQ_LEN**2 if config.attention_dropout else 0
+    statistics = norms * num_tokens * 2 * 4
+    return [statistics, causal_masks, num_targets]
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+@pytest.mark.parametrize("model_name", MODELS)
+def test_autograd_keeps_what_the_contract_says(
+    ranks: Callable[[int], LocalRanks], model_name: str, sequence_parallel: bool
+) -> None:
+    """To the byte, on either rank of an uneven split of 21 tokens, 67 rows of vocabulary and 31 columns."""
+    config = MODELS[model_name]
+    measured = ranks(2).call(_measure_saved_bytes, model_name=model_name, sequence_parallel=sequence_parallel)
+    for rank in range(2):
+        setting = Setting(BATCH, SEQ_LEN, 2, rank, sequence_parallel=sequence_parallel, dtype="float32")
+        own_tokens = setting.token_split.lengths[rank] if sequence_parallel else setting.num_tokens
+        promised = sum(op.saved_bytes for op in derive_model(config, setting).ops)
+        assert measured[rank] == promised + sum(_list_uncounted_bytes(config, own_tokens))
