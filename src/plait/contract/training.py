@@ -30,13 +30,14 @@ def derive_run_model(run: RunConfig, tp_rank: int = 0) -> ModelContract:
 def derive_step_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
     """What the rank issues in one step of `run`, in order."""
     micro_batches = contract.micro_batch_collectives * run.train.gradient_accumulation
-    dp, sum_dtype = run.parallel.dp, contract.setting.sum_dtype
-    return (
-        *micro_batches,
-        *_derive_totals(run),
-        *((Collective(_REDUCE, "dp", dp, (contract.num_parameters,), sum_dtype),) if dp > 1 else ()),
-        *derive_grad_norm_collectives(contract.setting),
-    )
+    return (*micro_batches, *derive_closing_collectives(run, contract))
+
+
+def derive_closing_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
+    """What the rank issues once a step, after the micro-batches: totals, gradients over dp, the gradient norm."""
+    dp, dtype = run.parallel.dp, contract.setting.sum_dtype
+    over_dp = (Collective(_REDUCE, "dp", dp, (contract.num_parameters,), dtype),) if dp > 1 else ()
+    return (*_derive_totals(run), *over_dp, *derive_grad_norm_collectives(contract.setting))
 
 
 def derive_grad_norm_collectives(setting: Setting) -> tuple[Collective, ...]:

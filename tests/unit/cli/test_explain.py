@@ -146,6 +146,25 @@ class TestModel:
         """Two KV groups over three ranks: two share the heads of the first, the third has all of the second."""
         assert "rank 2 of 3" in explain("llama-tiny-gqa2", "--tp", "3", "--block", "0")
 
+    @pytest.mark.parametrize(("model", "tp", "busiest"), [("smollm2-135m", 2, 0), ("llama-tiny-gqa2", 3, 2)])
+    def test_balance_is_told_where_work_is_uneven(self, explain: Explain, model: str, tp: int, busiest: int) -> None:
+        """FIELD 3.23: uneven by whole KV groups, with balance shown."""
+        record = json.loads(explain(model, "--tp", str(tp), "--json"))
+        flops = [rank["step"]["flops"] for rank in record["modes"][0]["ranks"]]
+        assert flops[busiest] == max(flops)
+        ratio = max(flops) * tp / sum(flops)
+        note = f"rank {busiest} computes {ratio:.2f} times the average of the ranks"
+        assert explain(model, "--tp", str(tp)).splitlines()[-1] == note
+
+    def test_even_work_needs_no_note(self, explain: Explain) -> None:
+        assert "average" not in explain("llama3-8b", "--tp", "4")
+
+    def test_the_dtype_of_sums_is_told_and_counted(self, explain: Explain) -> None:
+        """FIELD 3.18: the reduction dtype is printed; its bytes are those that move."""
+        out = explain("llama3-8b", "--tp", "4", "--block", "0", "precision.reduce=float32")
+        assert out.splitlines()[0].endswith("bfloat16, sums in float32")
+        assert find_rows(out, "wo")[0][-1] == "134 MB, 67.1 MB"
+
     def test_replicated_heads_are_told(self, explain: Explain) -> None:
         out = explain("llama-tiny-gqa2", "--tp", "4", "--block", "0")
         assert find_rows(out, "K*H")[0][-1] == "0:8 .. 8:16, each on 2 ranks"

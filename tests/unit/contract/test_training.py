@@ -4,6 +4,7 @@ from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig
 from plait.config.train import TrainConfig
 from plait.contract.report.step import build_step_tally
+from plait.contract.report.tally import build_tally, count_collectives
 from plait.contract.training import build_setting, derive_run_model, derive_step_collectives
 
 MODEL = LlamaConfig(num_layers=2, width=64, num_heads=8, num_kv_heads=4, mlp_width=96, vocab_size=256, max_seq_len=64)
@@ -48,9 +49,8 @@ def test_totals_of_a_step() -> None:
     contract = derive_run_model(run)
     tally = build_step_tally(run, contract)
     collectives = derive_step_collectives(run, contract)
-    assert sum(tally.collectives.counts.values()) == len(collectives)
-    assert tally.collectives.payload_bytes == sum(collective.payload_bytes for collective in collectives)
-    assert tally.saved_bytes > MODEL.num_layers * tally.saved_bytes_per_block
+    assert tally.collectives == count_collectives(collectives)
+    assert tally.micro_batch == build_tally(contract.ops)
     T, matrices = 32, MODEL.num_parameters - MODEL.vocab_size * MODEL.width - 5 * MODEL.width
     attention = 4 * 2 * 16**2 * 64 * MODEL.num_layers
     assert tally.flops == 3 * 3 * (2 * T * matrices + attention) // 2

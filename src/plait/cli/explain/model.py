@@ -43,8 +43,10 @@ def command(source: str, overrides: Sequence[str], tp: int | None, block: int | 
     if as_json:
         click.echo(json.dumps(_build_record(name, modes, block)))
         return
-    rank = _find_busiest_rank(run)
-    print_all(_describe(name, [(mode, _derive(mode, rank, block)) for mode in modes], block))
+    flops = _list_rank_flops(run, block)
+    busiest = flops.index(max(flops))
+    print_all(_describe(name, [(mode, _derive(mode, busiest, block)) for mode in modes], block))
+    print_all(tables.list_balance_notes(flops))
 
 
 def _list_modes(run: RunConfig) -> list[RunConfig]:
@@ -58,11 +60,14 @@ def _derive(run: RunConfig, rank: int, block: int | None) -> ModelContract:
     return derive_model(run.model, build_setting(run, rank), block=block or 0, label_smoothing=smoothing)
 
 
-def _find_busiest_rank(run: RunConfig) -> int:
-    """The rank with most query heads; ranks before others hold more of everything else too."""
-    query = _derive(run, 0, None).block[1].parameters[0].ownership.split
-    assert query is not None
-    return query.lengths.index(query.longest)
+def _list_rank_flops(run: RunConfig, block: int | None) -> list[int]:
+    """FLOPs of every rank in the block, or in a micro-batch of the whole model."""
+    first = _derive(run, 0, block)
+    splits = [output.layout.split for op in (*first.block, *first.exit) for output in op.outputs]
+    if all(split is None or split.is_even for split in splits):
+        return [0] * run.parallel.tp
+    steps = [build_step_tally(run, _derive(run, rank, block)) for rank in range(run.parallel.tp)]
+    return [step.micro_batch.flops if block is None else step.block.flops for step in steps]
 
 
 def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block: int | None) -> Iterator[Part]:
@@ -127,12 +132,12 @@ def _build_rank_record(run: RunConfig, rank: int, block: int | None) -> dict[str
         "entry": [build_op_record(op, setting) for op in contract.entry],
         "exit": [build_op_record(op, setting) for op in contract.exit],
         "loss": build_op_record(contract.loss, setting),
-        "micro_batch_totals": build_tally_record(build_tally(contract.ops)),
+        "micro_batch_totals": build_tally_record(step.micro_batch),
         "step": {
             "num_parameters": step.num_parameters,
             "flops": step.flops,
             "collectives": build_count_record(step.collectives),
-            "saved_bytes_per_block": step.saved_bytes_per_block,
-            "saved_bytes": step.saved_bytes,
+            "saved_bytes_per_block": step.block.saved_bytes,
+            "saved_bytes": step.micro_batch.saved_bytes,
         },
     }

@@ -76,7 +76,7 @@ def build_block_table(modes: Sequence[tuple[RunConfig, Tally]]) -> Table:
         "backward": [str(tally.backward) for _, tally in modes],
         "sent": [format_bytes(tally.forward.sent_bytes + tally.backward.sent_bytes) for _, tally in modes],
         "kept for backward": [format_bytes(tally.saved_bytes) for _, tally in modes],
-        "computed": [format_flops(tally.forward_flops + tally.backward_flops) for _, tally in modes],
+        "computed": [format_flops(tally.flops) for _, tally in modes],
     }
     for line, cells in lines.items():
         table.add_row(line, *cells)
@@ -93,8 +93,8 @@ def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]]) -> Table:
         "collectives": [str(tally.collectives) for tally in tallies],
         "carried": [format_bytes(tally.collectives.payload_bytes) for tally in tallies],
         "sent": [format_bytes(tally.collectives.sent_bytes) for tally in tallies],
-        "kept per block": [format_bytes(tally.saved_bytes_per_block) for tally in tallies],
-        "kept in all": [format_bytes(tally.saved_bytes) for tally in tallies],
+        "kept per block": [format_bytes(tally.block.saved_bytes) for tally in tallies],
+        "kept in all": [format_bytes(tally.micro_batch.saved_bytes) for tally in tallies],
     }
     for line, cells in lines.items():
         table.add_row(line, *cells)
@@ -103,6 +103,13 @@ def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]]) -> Table:
 
 def _format_parameters(number: int, run: RunConfig) -> str:
     return f"{format_si(number, '')} ({format_bytes(number * width_bytes(run.precision.compute))})"
+
+
+def list_balance_notes(flops: Sequence[int]) -> Iterator[str]:
+    """How much the busiest rank does beyond its share."""
+    total, most = sum(flops), max(flops)
+    if most * len(flops) > total:
+        yield f"rank {flops.index(most)} computes {most * len(flops) / total:.2f} times the average of the ranks"
 
 
 def list_notes(ops: Iterable[Op]) -> Iterator[str]:

@@ -4,29 +4,31 @@ from dataclasses import dataclass
 
 from plait.config.run import RunConfig
 from plait.contract.model import ModelContract
-from plait.contract.report.tally import CollectiveTally, build_tally, count_collectives
-from plait.contract.training import derive_step_collectives
+from plait.contract.report.tally import CollectiveTally, Tally, build_tally, count_collectives
+from plait.contract.training import derive_closing_collectives
 
 
 @dataclass(frozen=True)
 class StepTally:
-    """Totals of one rank."""
+    """Totals of one rank; what is kept for backward is freed before the next micro-batch."""
 
     num_parameters: int
+    block: Tally
+    micro_batch: Tally
     flops: int
     collectives: CollectiveTally
-    saved_bytes_per_block: int
-    saved_bytes: int
-    """Of one micro-batch: they are freed before the next."""
 
 
 def build_step_tally(run: RunConfig, contract: ModelContract) -> StepTally:
     """Add a step of `run` up."""
-    micro_batch, block = build_tally(contract.ops), build_tally(contract.block)
+    block = build_tally(contract.block)
+    micro_batch = block * run.model.num_layers + build_tally((*contract.entry, *contract.exit, contract.loss))
+    repeats = run.train.gradient_accumulation
+    closing = count_collectives(derive_closing_collectives(run, contract))
     return StepTally(
         num_parameters=contract.num_parameters,
-        flops=(micro_batch.forward_flops + micro_batch.backward_flops) * run.train.gradient_accumulation,
-        collectives=count_collectives(derive_step_collectives(run, contract)),
-        saved_bytes_per_block=block.saved_bytes,
-        saved_bytes=micro_batch.saved_bytes,
+        block=block,
+        micro_batch=micro_batch,
+        flops=micro_batch.flops * repeats,
+        collectives=(micro_batch.forward + micro_batch.backward) * repeats + closing,
     )

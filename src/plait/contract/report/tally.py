@@ -1,7 +1,7 @@
 """Totals over operations: FLOPs, collectives by kind, bytes sent, bytes kept."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plait.contract.collective import Collective
@@ -16,19 +16,22 @@ class CollectiveTally:
 
     counts: dict[Kind, int]
     payload_bytes: int
-    sent_bytes: int
+    sent_bytes: float
 
     def __str__(self) -> str:
         return ", ".join(f"{count} {kind}" for kind, count in self.counts.items()) or "none"
 
+    def __add__(self, other: "CollectiveTally") -> "CollectiveTally":
+        counts = Counter(self.counts) + Counter(other.counts)
+        return CollectiveTally(
+            dict(sorted(counts.items())),
+            self.payload_bytes + other.payload_bytes,
+            self.sent_bytes + other.sent_bytes,
+        )
 
-def count_collectives(collectives: Sequence[Collective]) -> CollectiveTally:
-    """Count `collectives`."""
-    return CollectiveTally(
-        counts=dict(sorted(Counter(collective.kind for collective in collectives).items())),
-        payload_bytes=sum(collective.payload_bytes for collective in collectives),
-        sent_bytes=round(sum(collective.wire_bytes_per_rank for collective in collectives)),
-    )
+    def __mul__(self, times: int) -> "CollectiveTally":
+        counts = {kind: count * times for kind, count in self.counts.items()}
+        return CollectiveTally(counts, self.payload_bytes * times, self.sent_bytes * times)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,39 @@ class Tally:
     backward: CollectiveTally
     saved_bytes: int
 
+    @property
+    def flops(self) -> int:
+        """Forward and backward."""
+        return self.forward_flops + self.backward_flops
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(
+            self.forward_flops + other.forward_flops,
+            self.backward_flops + other.backward_flops,
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.saved_bytes + other.saved_bytes,
+        )
+
+    def __mul__(self, times: int) -> "Tally":
+        return Tally(
+            self.forward_flops * times,
+            self.backward_flops * times,
+            self.forward * times,
+            self.backward * times,
+            self.saved_bytes * times,
+        )
+
+
+def count_collectives(collectives: Iterable[Collective]) -> CollectiveTally:
+    """Count `collectives`."""
+    collectives = tuple(collectives)
+    return CollectiveTally(
+        counts=dict(sorted(Counter(collective.kind for collective in collectives).items())),
+        payload_bytes=sum(collective.payload_bytes for collective in collectives),
+        sent_bytes=sum(collective.wire_bytes_per_rank for collective in collectives),
+    )
+
 
 def build_tally(ops: Iterable[Op]) -> Tally:
     """Add `ops` up."""
@@ -48,7 +84,7 @@ def build_tally(ops: Iterable[Op]) -> Tally:
     return Tally(
         forward_flops=sum(sum_flops(op.forward) for op in ops),
         backward_flops=sum(sum_flops(op.backward) for op in ops),
-        forward=count_collectives([each for op in ops for each in list_collectives(op.forward)]),
-        backward=count_collectives([each for op in ops for each in list_collectives(op.backward)]),
+        forward=count_collectives(each for op in ops for each in list_collectives(op.forward)),
+        backward=count_collectives(each for op in ops for each in list_collectives(op.backward)),
         saved_bytes=sum(op.saved_bytes for op in ops),
     )
