@@ -4,9 +4,10 @@ from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.model import ModelContract, derive_model
 from plait.contract.setting import Setting
-from plait.sharding import Invariant, Kind, Partial, derive_transition
+from plait.sharding import Invariant, Partial, Shard, derive_transition
 
 _REDUCE = derive_transition(Partial(), Invariant()).forward
+_GATHER = derive_transition(Shard(0), Invariant()).forward
 
 
 def build_setting(run: RunConfig, tp_rank: int = 0) -> Setting:
@@ -48,6 +49,6 @@ def derive_grad_norm_collectives(setting: Setting) -> tuple[Collective, ...]:
 def _derive_totals(run: RunConfig) -> list[Collective]:
     """Loss, number of targets and wish to stop: gathered over dp, and the most of them over tp."""
     dp, tp = run.parallel.dp, run.parallel.tp
-    over_dp = [Collective(Kind.ALL_GATHER, "dp", dp, (dp, 3), "float64")] if dp > 1 else []
+    over_dp = [Collective(_GATHER, "dp", dp, (dp, 3), "float64")] if dp > 1 else []
     over_tp = [Collective(_REDUCE, "tp", tp, (3,), "float64", op="max")] if tp > 1 else []
     return [*over_dp, *over_tp]

@@ -101,6 +101,7 @@ def _build_record(shape: LinearShape, dtype: DType, cases: Sequence[LinearCase])
         "k": shape.k,
         "n": shape.n,
         "dtype": dtype,
+        "dims": {"T": shape.m, "K": shape.k, "N": shape.n},
         "cases": [
             {
                 "cut": case.cut,
