@@ -47,6 +47,17 @@ def test_error_is_relative_to_the_typical_size_where_an_element_is_small():
     assert worst_error(torch.tensor([1e-9, 1.0]), torch.tensor([0.0, 1.0]).double()) == pytest.approx(1e-9 * 2**0.5)
 
 
+def test_error_is_relative_to_the_row_where_few_rows_are_large():
+    """Few rows of an embedding's gradient are large, which makes rounding in them no worse."""
+    exact = torch.zeros(100, 4).double()
+    exact[7, 1:] = 1.0
+    actual = exact.float()
+    actual[7, 0] = 1e-4
+    assert worst_error(actual, exact) == pytest.approx(1e-4 * (4 / 3) ** 0.5, rel=1e-3)
+    actual[8, 0] = 1e-4
+    assert worst_error(actual, exact) == pytest.approx(1e-4 * (400 / 3) ** 0.5, rel=1e-3)
+
+
 def test_error_of_an_all_zero_tensor_is_infinite_unless_it_is_zero():
     zero = torch.zeros(3).double()
     assert worst_error(torch.zeros(3), zero) == 0

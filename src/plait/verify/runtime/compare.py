@@ -26,9 +26,10 @@ class Step:
 class Measure:
     """Compares steps with the exact one.
 
-    An error is that of the worst element, relative to the element or to the root mean square of its tensor, whichever
-    is larger. Two kinds of tensors need a larger scale, because rounding elsewhere moves them by more than their own
-    size:
+    An error is that of the worst element, relative to the element or to the root mean square of its row or tensor,
+    whichever is largest. (Rounding in an element grows with what its sum is made of, which its row shows: few rows of an
+    embedding's gradient are large.) Two kinds of tensors need a larger scale, because rounding elsewhere moves them by
+    more than their own size:
 
     * The gradient of a bias may cancel: that of a key bias is exactly zero, as softmax ignores what all keys have in
       common. It is measured in units of its module's weight gradient, which sums the same terms without cancelling.
@@ -84,7 +85,8 @@ def worst_error(actual: Tensor, exact: Tensor, scale: Tensor | None = None) -> f
 
 
 def _typical(exact: Tensor) -> Tensor:
-    return exact.abs().clamp(min=_rms(exact))
+    typical = exact.abs().clamp(min=_rms(exact))
+    return typical if exact.dim() < 2 else torch.maximum(typical, exact.square().mean(-1, keepdim=True).sqrt())
 
 
 def _rms(tensor: Tensor) -> float:

@@ -34,17 +34,21 @@ class RankResult:
 
 def run_sharded(config: RunConfig, folder: str) -> RankResult:
     """Run on every rank of a launched group; tensors go to `folder`."""
+    pieces = Pieces()
+    _run_exact_parts(config, build_mesh(config.parallel.mesh_shape), pieces)
     reduce_dtype = getattr(torch, config.precision.reduce_dtype)
     mesh = build_mesh(config.parallel.mesh_shape, reduce_dtype=reduce_dtype)
-    pieces = Pieces()
+    trace = _run_step(config, mesh, pieces)
+    pieces.save(folder, mesh.tp.rank)
+    return RankResult(pieces.ownership, trace)
+
+
+def _run_exact_parts(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
+    """What has to be equal bit for bit, in float32 whatever the run computes and reduces in."""
     model = _build(config, mesh)
     _add_parameters(pieces, "initial", model)
     for piece in run_regions(model, config, build_batch(config).tokens.flatten()):
         pieces.add("integers", piece.ownership, piece.tensor)
-    del model
-    trace = _run_step(config, mesh, pieces)
-    pieces.save(folder, mesh.tp.rank)
-    return RankResult(pieces.ownership, trace)
 
 
 def _build(config: RunConfig, mesh: Mesh) -> nn.Module:

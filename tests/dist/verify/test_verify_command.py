@@ -1,0 +1,101 @@
+"""`plait verify`: table or JSON on stdout, progress on stderr, exit status 0 passed, 1 failed, 2 bad input."""
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+import plait.cli.verify as module
+from plait.cli.main import main
+from plait.verify.runtime import memory
+from tests.support.mutations import MutatedRanks
+
+
+@pytest.fixture
+def run(ranks, monkeypatch, capsys):
+    """Run the command on the ranks of the session, which make a mistake if told to."""
+
+    def run(*arguments, mistake="nothing"):
+        @contextmanager
+        def lend(world_size, **_):
+            yield MutatedRanks(ranks(world_size), mistake)
+
+        monkeypatch.setattr(module, "LocalRanks", lend)
+        with pytest.raises(SystemExit) as status:
+            main(["verify", *arguments])
+        captured = capsys.readouterr()
+        return status.value.code, captured.out, captured.err
+
+    return run
+
+
+def test_passing_verification_prints_a_table_and_exits_with_0(run):
+    status, out, err = run("llama-tiny", "--tp", "2", "train.seq_len=8", "model.num_layers=1")
+    assert status == 0
+    assert out.rstrip().endswith(
+        "PASS: llama-tiny at tp=2 with sequence parallelism equals its unsharded fp64 twin (22 of 22 checks)"
+    )
+    assert "gradient of layers.*.attention" in out
+    assert "collectives of rank 1" in out
+    assert "running the sharded model" in err
+
+
+def test_failing_verification_exits_with_1_and_says_what_failed(run):
+    status, out, _ = run("gpt-tiny", "train.seq_len=8", "model.num_layers=1", mistake="row bias on every rank")
+    assert status == 1
+    assert "logits: logits is off by" in out
+    assert "FAIL: gpt-tiny at tp=2 with sequence parallelism is not its unsharded fp64 twin" in out
+
+
+def test_json_is_all_of_stdout(run):
+    status, out, _ = run("gpt-tiny", "--tp", "3", "--no-sequence-parallel", "--json", "train.seq_len=7")
+    data = json.loads(out)
+    assert status == 0
+    assert data["passed"] is True
+    subject = {"model": "gpt-tiny", "tp": 3, "sequence_parallel": False, "batch": 2, "seq_len": 7, "compute": "float32"}
+    assert subject.items() <= data["subject"].items()
+
+
+def test_defaults_are_small_and_overrides_win(run):
+    _, out, _ = run("llama-tiny", "--json", "model.num_layers=1", "model.max_seq_len=4096")
+    assert json.loads(out)["subject"]["seq_len"] == 32
+    _, out, _ = run("llama-tiny", "--json", "model.num_layers=1", "train.micro_batch_size=1", "parallel.tp=3", "seed=5")
+    subject = json.loads(out)["subject"]
+    assert (subject["batch"], subject["tp"], subject["seed"]) == (1, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama-tini"], '"llama-tini" is neither a file nor a preset'),
+        (["llama-tiny", "--tp", "9"], "parallel.tp = 9"),
+        (["llama-tiny", "--tp", "0"], "parallel.tp = 0"),
+        (["llama-tiny", "--tp", "two"], "'two' is not a valid integer"),
+        (["llama-tiny", "train.seq_len=65"], "train.seq_len = 65"),
+        (["llama-tiny", "model.widht=3"], "model.widht"),
+    ],
+)
+def test_bad_input_is_one_error_and_exits_with_2(run, arguments, message):
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_model_that_does_not_fit_is_refused_before_ranks_are_started(run, monkeypatch):
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 256 * 10**9)
+    status, _, err = run("llama3-70b")
+    assert status == 2
+    assert "model.num_layers=1" in err
+    assert "starting" not in err
+
+
+def test_command_starts_its_own_ranks():
+    command = [sys.executable, "-m", "plait", "verify", "llama-tiny", "model.num_layers=1", "train.seq_len=7", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["passed"] is True
