@@ -1,4 +1,4 @@
-"""What the wrapper does without any other rank: nothing on an axis of degree 1, and refusals before anything is sent."""
+"""What the wrapper does without other ranks: nothing on an axis of degree 1, and refusals before anything is sent."""
 
 import pytest
 import torch
