@@ -1,7 +1,7 @@
 """Mistakes to be made on purpose inside the ranks, each of which a verification has to find.
 
-A `Slip` does something wrong with one collective of the step, the `index`-th that is recorded. A `FAULTS` entry is a mistake
-in the code of a layer, as other projects have made it.
+A `Slip` does something wrong with one collective of the step, the `index`-th that is recorded. A `FAULTS` entry is a
+mistake in the code of a layer, as other projects have made it.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,8 +48,8 @@ def run_mutated(mutation: "Slip | str", wrapped: Callable[..., Any], arguments: 
 class Slip:
     """Something wrong with collective `index` of the recorded step.
 
-    What is dropped, averaged or misplaced is recorded as if nothing were wrong, so that only the numbers can show it. What is
-    repeated leaves the numbers as they are, so that only the trace can show it.
+    What is dropped, averaged or misplaced is recorded as if nothing were wrong, so that only the numbers can show it.
+    What is repeated leaves the numbers as they are, so that only the trace can show it.
     """
 
     index: int
