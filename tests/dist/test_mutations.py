@@ -1,8 +1,8 @@
 """Breaking any one thing on purpose makes a verification fail (FIELD 3.20).
 
-Every collective of a step is dropped, averaged instead of summed, put together in the wrong order, and repeated, one at a
-time. The first three are recorded as if nothing were wrong, so the numbers alone must show them; a repetition changes no
-number, so the trace alone must show it (FIELD 3.19).
+Every collective of a step is dropped, averaged instead of summed, put together in the wrong order, and repeated, one at
+a time. The first three are recorded as if nothing were wrong, so the numbers alone must show them; a repetition changes
+no number, so the trace alone must show it (FIELD 3.19).
 """
 
 import pytest
@@ -74,7 +74,7 @@ def test_without_a_mistake_the_same_verification_passes(ranks, setup, sequence_p
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_shared_kv_gradients_are_summed_by_collectives_that_are_mutated(sequence_parallel):
-    """FIELD 3.10: weight and bias of key and value, and nothing else, are reduced over the ranks that share a KV head."""
+    """FIELD 3.10: weight and bias of key and value, nothing else, are summed over the ranks that share a KV head."""
     collectives = list_collectives(SHARED_KV, sequence_parallel)
     assert [each.shape for each in collectives if each.axis == "tp/kv"] == [(8, 64), (8,), (8, 64), (8,)]
 

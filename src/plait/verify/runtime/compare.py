@@ -27,9 +27,9 @@ class Measure:
     """Compares steps with the exact one.
 
     An error is that of the worst element, relative to the element or to the root mean square of its row or tensor,
-    whichever is largest. (Rounding in an element grows with what its sum is made of, which its row shows: few rows of an
-    embedding's gradient are large.) Two kinds of tensors need a larger scale, because rounding elsewhere moves them by
-    more than their own size:
+    whichever is largest. (Rounding in an element grows with what its sum is made of, which its row shows: few rows of
+    an embedding's gradient are large.) Two kinds of tensors need a larger scale, because rounding elsewhere moves them
+    by more than their own size:
 
     * The gradient of a bias may cancel: that of a key bias is exactly zero, as softmax ignores what all keys have in
       common. It is measured in units of its module's weight gradient, which sums the same terms without cancelling.
