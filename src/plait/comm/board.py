@@ -35,7 +35,7 @@ class Board:
             missing = ", ".join(map(str, self._missing("arrived")))
             raise TransportTimeout(
                 f"rank {self.rank}: of {self._world_size} ranks, {missing} did not come within {limit_s:.0f} s",
-                hint="check that every host started its ranks with the same number of ranks",
+                hint="check that every host started its ranks (under Slurm with srun) and knows the same first host",
             )
 
     def wait_for_return(self, limit_s: float) -> bool:

@@ -140,14 +140,14 @@ def _name_cause(
     kind = TransportTimeout if is_timeout else TransportError
     if absent:
         happened = "did not come" if is_timeout else "went away"
-        return kind, f"{_list_names(absent)} {happened}{_describe_wait(waiting)}", absent
+        return kind, f"{_list_names(absent)} {happened}: {_describe_wait(waiting) or absent[0].detail}", absent
     return kind, f"{_list_names(waiting)} failed", waiting
 
 
 def _describe_wait(waiting: Sequence[RankReport]) -> str:
     """The collective in which the others waited."""
     noted = [report for report in waiting if report.noted]
-    return f": {_list_names(noted)} waited in {noted[0].noted[-1]}" if noted else ""
+    return f"{_list_names(noted)} waited in {noted[0].noted[-1]}" if noted else ""
 
 
 def _describe(report: RankReport) -> str:

@@ -18,6 +18,7 @@ from signal import SIGTERM
 from types import FrameType
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 from plait.comm import trace
@@ -35,7 +36,9 @@ _HEAR_S = GRACE_S + 6 * POLL_S
 def join(launch: Launch, timeout_s: float, start_timeout_s: float) -> Iterator[None]:
     """Join the world with its process group up, and leave it together with the others, or end them."""
     trace.identify(f"rank {launch.rank}")
-    device = choose_device(launch.local_rank)
+    # Slurm may show each task its own device only, which is then the first.
+    is_bound = launch.kind == "slurm" and torch.cuda.device_count() == 1
+    device = choose_device(0 if is_bound else launch.local_rank)
     store = _connect(launch, start_timeout_s)
     board = Board(store.clone(), launch)  # type: ignore[attr-defined]
     watch = _Watch(board)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
@@ -17,6 +17,14 @@ from plait.comm.message import Result, Setup, Task
 
 _END_S = 2.0
 """For a process that has closed its socket, or was told to end, to be gone."""
+
+_BOOT = """\
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; it is the launcher that ends the ranks
+sys.path[:] = {path!r}
+from plait.comm.worker import main
+main({descriptor})
+"""
 
 
 class RankProcess:
@@ -29,11 +37,8 @@ class RankProcess:
         self._connection, theirs = Pipe()
         with theirs:
             # Not multiprocessing: its children would run the user's script again before they are ranks.
-            boot = (
-                f"import sys; sys.path[:] = {sys.path!r}; from plait.comm.worker import main; main({theirs.fileno()})"
-            )
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", boot],
+                [sys.executable, "-P", "-c", _BOOT.format(path=sys.path, descriptor=theirs.fileno())],
                 env=build_environment(os.environ),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -94,7 +99,7 @@ def wait_for_end(processes: Iterable[RankProcess]) -> None:
         process.wait(deadline - time.monotonic())
 
 
-def build_environment(environ: "os._Environ[str] | dict[str, str]") -> dict[str, str]:
+def build_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Our variables and those that only local ranks may have: one thread each, and the loopback interface."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     environment = {"OMP_NUM_THREADS": "1", **environ}

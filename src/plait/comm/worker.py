@@ -5,7 +5,6 @@ import os
 import pickle
 import runpy
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -28,8 +27,6 @@ _LAUNCHER_POLL_S = 0.5
 def main(descriptor: int) -> None:
     """Serve the launcher at the other end of the socket `descriptor`."""
     os.set_inheritable(descriptor, False)
-    # Ctrl-C reaches every process of the terminal; the launcher is the one that ends the ranks.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Connection(descriptor) as connection:
         setup: Setup = connection.recv()
         Thread(target=_end_with_launcher, args=(setup,), daemon=True).start()

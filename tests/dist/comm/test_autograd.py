@@ -2,8 +2,8 @@
 
 A tensor in some state stands for one true value v. With integer weights w, the loss <w, y> is the same number however y
 is spread, so dL/dv is known: w where y is used alike or in shards, the sum of the w of all ranks where each uses all of
-y in its own way. A wrong backward collective shows as a factor of the degree, as one rank's addend, or as another rank's
-interval.
+y in its own way. A wrong backward collective shows as a factor of the degree, as the addend of one rank, or as the
+interval of another.
 """
 
 import pytest

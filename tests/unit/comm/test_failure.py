@@ -69,6 +69,12 @@ def test_ranks_that_did_not_join_are_named_with_the_collective_that_missed_them(
     )
 
 
+def test_ranks_that_all_say_nothing_are_named_with_the_time_they_were_given():
+    error = build_failure([report(rank, Outcome.ABSENT, detail="no answer within 120.0 s") for rank in range(2)])
+    assert type(error) is TransportTimeout
+    assert error.message.startswith("rank 0 (dp=0 tp=0), rank 1 (dp=0 tp=1) did not come: no answer within 120.0 s\n")
+
+
 def test_a_connection_that_closed_is_not_called_a_timeout():
     error = build_failure([raised(0, TransportError("closed")), report(1, Outcome.ABSENT)])
     assert type(error) is TransportError
