@@ -87,7 +87,7 @@ def test_bad_input_is_one_error_and_exits_with_2(run, arguments, message):
 
 
 def test_model_that_does_not_fit_is_refused_before_ranks_are_started(run, monkeypatch):
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 256 * 10**9)
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 400 * 10**9)
     status, _, err = run("llama3-70b")
     assert status == 2
     assert "model.num_layers=1" in err

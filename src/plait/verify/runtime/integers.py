@@ -122,10 +122,12 @@ class _Bench:
         return self._fill(torch.empty(ownership.local_shape(self.rank), dtype=dtype), ownership)
 
     def _fill(self, tensor: Tensor, ownership: Ownership) -> Tensor:
+        # In float32 whatever the tensor is: a number just below 1.5 is 1 in float64, but 2 once rounded to float32.
+        drawn = torch.empty(tensor.shape)
         key = rng.derive_key(self.seed, "integers", ownership.name)
         edge = _LARGEST + 0.4
-        rng.uniform_(tensor, key, ownership.intervals(self.rank), ownership.shape, low=-edge, high=edge)
-        return tensor.round_()
+        rng.uniform_(drawn, key, ownership.intervals(self.rank), ownership.shape, low=-edge, high=edge)
+        return tensor.copy_(drawn.round_())
 
 
 def _run_modules(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:

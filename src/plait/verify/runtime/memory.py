@@ -7,9 +7,12 @@ from plait.config.run import RunConfig
 from plait.errors import ConfigError
 from plait.units import format_bytes
 
-_BYTES_PER_PARAMETER = 84
-"""fp64 twin: parameter, gradient, two moments 32; reordered fp32 model 16; the ranks together: parameter, gradient, its
-copy, two moments, initial and integer copies 24; their results, as files and as read back, 12."""
+_BYTES_PER_PARAMETER = 110
+"""Of all processes together, 100 at the peak when measured: parameters, gradients, their copies and updates in float64;
+the ranks' parameters, gradients, moments and the copies they send; what is read back."""
+
+_BYTES_PER_PROCESS = 300 * 10**6
+"""Torch itself."""
 
 _BYTES_PER_LOGIT = 48
 """fp64 logits, their softmax and gradient, the same in fp32 twice over."""
@@ -38,7 +41,8 @@ def check_memory(config: RunConfig) -> None:
 
 def _estimate_bytes(config: RunConfig, model: ModelConfig) -> int:
     logits = config.tokens_per_micro_batch * model.vocab_size
-    return model.num_parameters * _BYTES_PER_PARAMETER + logits * _BYTES_PER_LOGIT
+    processes = (1 + config.parallel.tp) * _BYTES_PER_PROCESS
+    return model.num_parameters * _BYTES_PER_PARAMETER + logits * _BYTES_PER_LOGIT + processes
 
 
 def _with_layers(model: ModelConfig, num_layers: int) -> ModelConfig:
