@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,9 +167,12 @@ class LocalRanks:
 
 
 def _is_in_step(reports: list[RankReport]) -> bool:
-    """Whether all ranks failed at the same place, outside any collective, so that the group can still be used."""
-    positions = {tuple((noted.axis, noted.number) for noted in report.noted) for report in reports}
-    return len(positions) == 1 and all(
+    """Whether all ranks raised outside any collective, after the same ones, so that the group can still be used."""
+    numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for report in reports:
+        for group, number in {(noted.axis, noted.first_rank): noted.number for noted in report.noted}.items():
+            numbers[group].add(number)
+    return all(len(found) == 1 for found in numbers.values()) and all(
         report.outcome is Outcome.RAISED and not report.is_transport for report in reports
     )
 

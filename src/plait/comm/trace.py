@@ -102,6 +102,11 @@ class _Recorder:
         for trace in self.traces:
             trace.issued.append(issued)
 
+    def forget(self) -> None:
+        """Count and remember afresh."""
+        self._counts.clear()
+        self.notes[_WHO.size : NOTES_BYTES] = bytes(NOTES_BYTES - _WHO.size)
+
     def _describe(self, key: tuple[Any, ...]) -> tuple[Issued, int, bytes, bytes]:
         """Built once for each kind, axis, shape and label: it would cost more than the rest of the wrapper."""
         kind, axis, degree, first_rank, shape, dtype, dim, op, label = key
@@ -144,6 +149,11 @@ def identify(who: str) -> None:
 def identity() -> str:
     """What `identify` was told last; empty before."""
     return read_notes(copy_notes())[0]
+
+
+def forget() -> None:
+    """Count and remember collectives afresh; what ranks did before is not to be compared with what they do now."""
+    _recorder.forget()
 
 
 def move_notes(notes: Notes) -> None:

@@ -50,6 +50,7 @@ def _start(setup: Setup) -> None:
 
 
 def _run(task: Task) -> Any:
+    trace.forget()
     if task.script is not None:
         _adopt_script(task.script)
     function, kwargs = pickle.loads(task.payload)

@@ -87,8 +87,8 @@ def test_a_rank_that_dies_ends_the_others_and_leaves_nothing(fresh, tmp_path):
     pids = fresh.call(meet, how="join")
     error = fail(fresh, "die")
     assert error.message.startswith("rank 1 (dp=0 tp=1) died: killed by SIGKILL\n")
-    assert "last collective #3 on tp: all_reduce [2] float32 over tp (first)" in error.message
-    assert "last collective #4 on tp: all_reduce [4] float32 over tp (second)" in error.message
+    assert "last collective #1 on tp: all_reduce [2] float32 over tp (first)" in error.message
+    assert "last collective #2 on tp: all_reduce [4] float32 over tp (second)" in error.message
     assert_nothing_is_left(pids, tmp_path)
     with pytest.raises(TransportError, match=r"these 2 ranks were ended: rank 1 \(dp=0 tp=1\) died"):
         fresh.call(meet, how="join")
@@ -98,7 +98,7 @@ def test_a_rank_that_hangs_is_named_as_absent_within_the_timeout(fresh, tmp_path
     pids = fresh.call(meet, how="join")
     error = fail(fresh, "hang")
     assert isinstance(error, TransportTimeout)
-    assert error.message.startswith("rank 1 (dp=0 tp=1) did not come: rank 0 (dp=0 tp=0) waited in #4 on tp")
+    assert error.message.startswith("rank 1 (dp=0 tp=1) did not come: rank 0 (dp=0 tp=0) waited in #2 on tp")
     assert "Timed out waiting" in error.message
     assert_nothing_is_left(pids, tmp_path)
 

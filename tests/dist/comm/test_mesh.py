@@ -133,3 +133,17 @@ def count_groups() -> int:
 
 def test_subgroups_are_not_built_again_for_a_new_mesh_of_the_same_shape(ranks):
     assert ranks(4).call(count_groups) == [0] * 4
+
+
+def refuse_after_uneven_subgroups() -> int:
+    sum_over_subgroup(1, 4, ((0, 1, 2), (3,)))
+    if dist.get_rank() == 0:
+        raise ConfigError("a")
+    raise ConfigError("b")
+
+
+def test_ranks_in_subgroups_of_different_sizes_are_in_step_all_the_same(ranks):
+    pool = ranks(4)
+    with pytest.raises(ConfigError, match=r"rank 0 .*: a\nrank 1 .*, rank 2 .*, rank 3 .*: b"):
+        pool.call(refuse_after_uneven_subgroups)
+    assert pool.failure is None

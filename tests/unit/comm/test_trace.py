@@ -70,6 +70,14 @@ def test_the_latest_are_remembered_and_numbered_by_axis():
     assert (on_dp.axis, on_dp.first_rank) == ("dp", 1)
 
 
+def test_what_is_forgotten_is_not_counted():
+    issue_sum(1)
+    trace.forget()
+    assert last_collective() is None
+    issue_sum(2)
+    assert [entry.number for entry in trace.read_notes(trace.copy_notes())[1]] == [1]
+
+
 def test_notes_can_be_moved_where_others_read_them_and_say_who_wrote_them():
     issue_sum(11)
     elsewhere = bytearray(NOTES_BYTES)
