@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from plait.contract.collective import Collective
-from plait.errors import ContractError
 from plait.sharding import Kind
-from plait.verify.static.trace import check_trace, find_difference
+from plait.verify.static.trace import find_difference
 
 GATHER = Collective(Kind.ALL_GATHER, "tp", 2, (14, 64), "float32")
 SCATTER = Collective(Kind.REDUCE_SCATTER, "tp", 2, (14, 64), "float32")
@@ -17,7 +16,6 @@ PROMISED = [GATHER, SCATTER, GATHER, SCATTER, NORM]
 
 def test_equal_lists_have_no_difference():
     assert find_difference(PROMISED, list(PROMISED)) is None
-    check_trace(PROMISED, PROMISED, who="rank 0")
 
 
 @pytest.mark.parametrize("dropped", range(len(PROMISED)))
@@ -71,8 +69,3 @@ def test_report_of_a_missing_and_of_an_extra_collective():
     assert "collective 4 is missing (5 promised, 4 issued)" in str(find_difference(PROMISED, PROMISED[:4]))
     assert "issued    (nothing)" in str(find_difference(PROMISED, PROMISED[:4]))
     assert "collective 5 is extra (5 promised, 6 issued)" in str(find_difference(PROMISED, [*PROMISED, NORM]))
-
-
-def test_check_raises_with_the_rank_in_front():
-    with pytest.raises(ContractError, match=r"^rank 1 \(tp=1\): collective 4 is missing"):
-        check_trace(PROMISED, PROMISED[:4], who="rank 1 (tp=1)")

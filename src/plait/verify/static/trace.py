@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.contract.collective import Collective
-from plait.errors import ContractError
 
 _CONTEXT = 2
 """Collectives shown before the first difference: enough to find the place in the model."""
@@ -53,17 +52,6 @@ def find_difference(promised: Sequence[Collective], issued: Sequence[Collective]
             before = tuple(promised[max(0, index - _CONTEXT) : index])
             return TraceDifference(index, promise, issue, before, len(promised), len(issued))
     return None
-
-
-def check_trace(promised: Sequence[Collective], issued: Sequence[Collective], *, who: str) -> None:
-    """Compare a trace with its contract; `who` names the rank and the pass.
-
-    Raises:
-        ContractError: the first difference, with what came before it.
-    """
-    difference = find_difference(promised, issued)
-    if difference is not None:
-        raise ContractError(f"{who}: {difference}")
 
 
 def _show(collective: Collective | None) -> str:
