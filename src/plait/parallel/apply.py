@@ -12,7 +12,8 @@ from plait.errors import ConfigError
 from plait.parallel import match
 from plait.parallel.dropout import Dropout
 from plait.parallel.embedding import VocabParallelEmbedding
-from plait.parallel.linear import Boundary, ColumnParallelLinear, FirstUseGroup, GatherGroup, RowParallelLinear
+from plait.parallel.gather_group import GatherGroup
+from plait.parallel.linear import Boundary, ColumnParallelLinear, RowParallelLinear
 from plait.parallel.shard import shard_tensor
 from plait.parallel.token_local import TokenLocal as TokenLocalTwin
 from plait.parallel.token_local import TokenLocalEmbedding
@@ -107,10 +108,10 @@ class _Build:
         for (parent, group), names in match.list_gather_groups(roles).items():
             members = [self.model.get_submodule(name) for name in names]
             entry = Boundary.build_entry(self.mesh, self.plan.activation, f"{parent}.{group}" if parent else group)
+            gather_group = GatherGroup(self.model.get_submodule(parent), members, entry)  # type: ignore[arg-type]
+            # In all-reduce mode the input is whole anyway.
             if self.plan.sequence_parallel and match.is_region(parent, names, roles):
-                GatherGroup(self.model.get_submodule(parent), members, entry)  # type: ignore[arg-type]
-            else:
-                FirstUseGroup(members, entry)  # type: ignore[arg-type]
+                gather_group.enter_with_parent()
 
     def _column(self, name: str, module: nn.Module) -> ColumnParallelLinear:
         weight, bias = self._weight(name, module), self._bias(name, module)

@@ -8,7 +8,7 @@ the activations outside (`Shard(0)`, tokens, or `Invariant`) and the state the l
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from plait.comm import collectives
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Axis, Mesh
-from plait.errors import ShardingError
 from plait.parallel.tokens import current_tokens
 from plait.sharding import Invariant, Partial, Placement, Replicate, Shard, Split, Transition, derive_transition
 
@@ -94,9 +93,9 @@ class ColumnGroupFunction(torch.autograd.Function):
         needs_weight = needs_params[: len(weights)]
         x_full = ctx.entry.forward(x, ctx.split) if any(needs_weight) else None
 
-        grad_x = None
-        if needs_x:
-            grad_x = ctx.entry.backward(_sum_dgrads(grad_x_full, grad_outputs, weights, x), ctx.split)
+        grad_x = _sum_dgrads(grad_x_full, grad_outputs, weights) if needs_x else None
+        if grad_x is not None:
+            grad_x = ctx.entry.backward(grad_x, ctx.split)
 
         grad_weights: list[Tensor | None] = []
         grad_biases: list[Tensor | None] = []
@@ -146,15 +145,15 @@ class RowFunction(torch.autograd.Function):
 
 
 def _sum_dgrads(
-    grad_x_full: Tensor | None, grad_outputs: Sequence[Tensor | None], weights: Sequence[Tensor], like: Tensor
-) -> Tensor:
+    grad_x_full: Tensor | None, grad_outputs: Sequence[Tensor | None], weights: Sequence[Tensor]
+) -> Tensor | None:
     total = grad_x_full
     for grad_y, weight in zip(grad_outputs, weights, strict=True):
         if grad_y is not None:
             dgrad = grad_y @ weight
             # Not in place where total came from autograd: that buffer may be someone else's gradient too.
             total = dgrad if total is None else total.add_(dgrad) if total is not grad_x_full else total + dgrad
-    return like.new_zeros(like.shape) if total is None else total
+    return total
 
 
 def _wgrad(grad_y: Tensor, x: Tensor) -> Tensor:
@@ -167,16 +166,18 @@ def _sum_shared(grad: Tensor | None, axis: Axis | None, label: str) -> Tensor | 
     return collectives.apply(_SHARED.backward, grad, axis, split=None, label=label)
 
 
-class ColumnParallelLinear(nn.Module):
-    """Linear whose output features are cut over tp.
+class Group(Protocol):
+    """What a column linear needs of the gather group it is a member of."""
 
-    Alone it gathers its own input. As a member of a gather group it is handed its output by the group; in a group that
-    runs when the parent is entered, it computes it from the whole input it is called with where that is another tensor.
+    def compute(self, member: "ColumnParallelLinear", x: Tensor) -> Tensor: ...
+
+
+class ColumnParallelLinear(nn.Module):
+    """Linear whose output features are cut over tp; alone it gathers its own input, in a group the group does.
 
     Attributes:
         shared_over: the axis of the ranks that hold the same KV heads, where there are fewer heads than ranks.
-        group: what it is a member of, if anything.
-        ready: an input of the group and this member's output for it.
+        group: the gather group it is a member of, if any.
     """
 
     weight: nn.Parameter
@@ -190,20 +191,17 @@ class ColumnParallelLinear(nn.Module):
         self.register_parameter("bias", bias)
         self.entry = entry
         self.shared_over = shared_over
-        self.group: GatherGroup | FirstUseGroup | None = None
-        self.ready: tuple[Tensor, Tensor] | None = None
+        self.group: Group | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[T/tp, D]`, or the gathered `[T, D]` where the parent has entered the group -> `[T, F/tp]`."""
-        if self.group is None:
-            return run_column_group(x, self.entry, [self])[1]
-        if isinstance(self.group, FirstUseGroup):
-            return self.group.take(self, x)
-        if self.ready is not None and self.ready[0] is x:
-            return self.ready[1]
-        return F.linear(x, self._shared(self.weight), None if self.bias is None else self._shared(self.bias))
+        """`[T/tp, D]`, or what the gather group has gathered, `[T, D]` -> `[T, F/tp]`."""
+        return run_column_group(x, self.entry, [self])[1] if self.group is None else self.group.compute(self, x)
 
-    def _shared(self, param: Tensor) -> Tensor:
+    def multiply(self, x_full: Tensor) -> Tensor:
+        """The own columns for an input that is whole and a `Replicate` already, `[T, D]` -> `[T, F/tp]`."""
+        return F.linear(x_full, self._use(self.weight), None if self.bias is None else self._use(self.bias))
+
+    def _use(self, param: Tensor) -> Tensor:
         if self.shared_over is None:
             return param
         return redistribute(param, self.shared_over, Invariant(), Replicate(), label=self.entry.name)
@@ -238,68 +236,3 @@ def run_column_group(x: Tensor, entry: Boundary, members: Sequence[ColumnParalle
     """The gathered input and every member's output."""
     params = [member.weight for member in members] + [member.bias for member in members]
     return ColumnGroupFunction.apply(x, entry, tuple(member.shared_over for member in members), *params)
-
-
-class FirstUseGroup:
-    """Members that read the same input, run together when the first of them is called with it.
-
-    What the parent does with its input otherwise (a norm in front, a residual sum behind) stays outside the region.
-    """
-
-    def __init__(self, members: Sequence[ColumnParallelLinear], entry: Boundary) -> None:
-        self.members = tuple(members)
-        self.entry = entry
-        for member in members:
-            member.group = self
-
-    def take(self, member: ColumnParallelLinear, x: Tensor) -> Tensor:
-        """The output of `member` for `x`, once: it is held no longer than until then."""
-        if member.ready is None or member.ready[0] is not x:
-            _, *outputs = run_column_group(x, self.entry, self.members)
-            for each, output in zip(self.members, outputs, strict=True):
-                each.ready = (x, output)
-        assert member.ready is not None
-        output, member.ready = member.ready[1], None
-        return output
-
-
-class GatherGroup:
-    """Members under one parent module that read the same input, run together when the parent is entered.
-
-    The parent's first tensor argument is gathered once; the members' outputs come with it, and the parent's forward
-    sees the gathered tensor. So a forward that reads its input's shape before projecting works unchanged. Whatever else
-    it does with its input must end in a row linear, or the gradient of that use would be summed tp times: `apply` uses
-    `FirstUseGroup` where the parent holds anything else, and in all-reduce mode, where the input is whole anyway.
-    """
-
-    def __init__(self, parent: nn.Module, members: Sequence[ColumnParallelLinear], entry: Boundary) -> None:
-        self.members = tuple(members)
-        self.entry = entry
-        for member in members:
-            member.group = self
-        parent.register_forward_pre_hook(self._enter, with_kwargs=True)
-        parent.register_forward_hook(self._leave, always_call=True)
-
-    def _enter(
-        self, parent: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        place: int | str = next(
-            (i for i, value in enumerate(args) if isinstance(value, Tensor)),
-            next((name for name, value in kwargs.items() if isinstance(value, Tensor)), -1),
-        )
-        if place == -1:
-            raise ShardingError(
-                f"{self.entry.name}: {type(parent).__name__} was called without a tensor to gather",
-                hint="pass the activation as an argument of the module whose linears form the gather group",
-            )
-        x = args[place] if isinstance(place, int) else kwargs[place]
-        x_full, *outputs = run_column_group(x, self.entry, self.members)
-        for member, output in zip(self.members, outputs, strict=True):
-            member.ready = (x_full, output)
-        if isinstance(place, int):
-            return (*args[:place], x_full, *args[place + 1 :]), kwargs
-        return args, {**kwargs, place: x_full}
-
-    def _leave(self, parent: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        for member in self.members:
-            member.ready = None

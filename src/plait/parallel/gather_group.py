@@ -1,0 +1,65 @@
+"""Gather groups: column linears that read the same input share one gather forward and one reduction backward."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from plait.parallel.linear import Boundary, ColumnParallelLinear, run_column_group
+
+
+class GatherGroup:
+    """Columns under one parent module, run together when the first of them is called with the input they share.
+
+    What the parent does with its input otherwise (a norm in front, a residual sum behind) stays outside the region. An
+    output waits for its member no longer than the parent's forward lasts.
+    """
+
+    def __init__(self, parent: nn.Module, members: Sequence[ColumnParallelLinear], entry: Boundary) -> None:
+        self.parent = parent
+        self.members = tuple(members)
+        self.entry = entry
+        self.x: Tensor | None = None
+        """What the outputs belong to: the members' input, or in an entered region what was gathered."""
+        self.outputs: dict[ColumnParallelLinear, Tensor] = {}
+        self.is_entered = False
+        for member in members:
+            member.group = self
+        parent.register_forward_hook(self._leave, always_call=True)
+
+    def enter_with_parent(self) -> None:
+        """Run already when the parent is entered, for a forward that reads its input's shape before projecting.
+
+        The first tensor that the parent is called with is gathered once, and the parent's forward sees the gathered
+        tensor, a further differentiable output. Whatever else it does with that must end in a row linear, or its
+        gradient would be summed tp times.
+        """
+        self.parent.register_forward_pre_hook(self._enter, with_kwargs=True)
+
+    def compute(self, member: ColumnParallelLinear, x: Tensor) -> Tensor:
+        """The output of `member` for `x`."""
+        if self.is_entered:
+            return self.outputs[member] if x is self.x else member.multiply(x)
+        if x is not self.x or member not in self.outputs:
+            self._run(x)
+            self.x = x
+        return self.outputs.pop(member)
+
+    def _run(self, x: Tensor) -> Tensor:
+        x_full, *outputs = run_column_group(x, self.entry, self.members)
+        self.outputs = dict(zip(self.members, outputs, strict=True))
+        return x_full
+
+    def _enter(
+        self, parent: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        place = next((place for place, value in given.items() if isinstance(value, Tensor)), None)
+        if place is None:
+            return args, kwargs
+        self.x = given[place] = self._run(given[place])
+        self.is_entered = True
+        return tuple(given[i] for i in range(len(args))), {name: given[name] for name in kwargs}
+
+    def _leave(self, parent: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.x, self.outputs, self.is_entered = None, {}, False
