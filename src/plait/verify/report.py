@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from math import inf, isnan
+from math import inf, isfinite, isnan
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -128,7 +128,7 @@ class Report:
             "subject": self.subject,
             "budget": {"value": self.budget.value, "formula": str(self.budget)},
             "failures": self.failures,
-            "errors": [vars(error) | {"passed": error.error <= self.budget.value} for error in self.errors],
+            "errors": [_describe_error(error, self.budget.value) for error in self.errors],
             "exact": [vars(check) | {"passed": check.passed} for check in self.exact],
             "traces": [
                 {
@@ -164,6 +164,14 @@ def build_table(report: Report) -> RenderableType:
     parts: list[RenderableType] = [table, "", *(Text(note, style="dim") for note in notes)]
     parts += [Text(f"  {line}", style="red") for line in report.failures]
     return Group(*parts, "", Text(report.verdict, style="bold green" if report.passed else "bold red"))
+
+
+def _describe_error(error: TensorError, budget: float) -> dict[str, Any]:
+    """JSON has no infinity: an error that is not finite is null."""
+    numbers = {
+        name: value if isfinite(value) else None for name, value in vars(error).items() if name.endswith("error")
+    }
+    return vars(error) | numbers | {"passed": error.error <= budget}
 
 
 def _badness(error: TensorError) -> float:
