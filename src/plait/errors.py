@@ -12,6 +12,9 @@
 Each message says who, what, the values and why it matters; the hint says what to do about it.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PlaitError(Exception):
     """Base of everything plait raises on purpose; `hint` is one line on how to go on."""
@@ -67,3 +70,13 @@ class CheckpointError(PlaitError):
 
 class VerificationError(PlaitError):
     """A sharded model that is not equal to the unsharded one."""
+
+
+def describe_nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """The hint for an unknown name: `did you mean "steps"?`, or the list of what is known.
+
+    Only names that are alike by at least `cutoff` are near, where 1 stands for equal ones.
+    """
+    names = sorted(known)
+    near = get_close_matches(name, names, n=1, cutoff=cutoff)
+    return f'did you mean "{near[0]}"?' if near else f"known are {', '.join(names)}"

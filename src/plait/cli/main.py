@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
 import click
 
 from plait import __version__
-from plait.errors import ConfigError, PlaitError, VerificationError
+from plait.errors import ConfigError, PlaitError, VerificationError, describe_nearest
 
 _SUMMARIES = {
     "explain": "What each rank holds, computes and sends",
@@ -30,9 +29,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Import one command."""
         if cmd_name not in _SUMMARIES:
-            near = get_close_matches(cmd_name, _SUMMARIES, n=1)
-            hint = f'did you mean "{near[0]}"?' if near else f"commands are {', '.join(_SUMMARIES)}"
-            raise ConfigError(f'there is no command "{cmd_name}"', hint=hint)
+            raise ConfigError(f'there is no command "{cmd_name}"', hint=describe_nearest(cmd_name, _SUMMARIES))
         try:
             command: click.Command = import_module(f"plait.cli.{cmd_name}").command
         except ModuleNotFoundError as error:

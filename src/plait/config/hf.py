@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.config.section import Problem, describe_nearest
-from plait.errors import ConfigError
+from plait.config.section import Problem
+from plait.errors import ConfigError, describe_nearest
 
 Fields = Mapping[str, Any]
 

@@ -12,11 +12,11 @@ from plait.config.model import FAMILIES, Llama3RopeScaling
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig, list_conflicts
-from plait.config.section import Problem, Section, describe_nearest, list_problems
+from plait.config.section import Problem, Section, list_problems
 from plait.config.source import derive_model_fields, load_source
 from plait.config.toml import load_overrides, merge_trees
 from plait.config.train import TrainConfig
-from plait.errors import ConfigError
+from plait.errors import ConfigError, describe_nearest
 
 _SECTIONS: dict[str, type[Section]] = {
     "parallel": ParallelConfig,

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig
-from plait.config.section import describe_nearest
-from plait.errors import ConfigError
+from plait.errors import ConfigError, describe_nearest
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Problems are values, so that all of a config's can be collected and reported tog
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -49,13 +48,6 @@ class Section(BaseModel):
             listed = "; ".join(f"{problem.key}: {problem.text}" for problem in problems)
             raise PydanticCustomError("conflicts", "{listed}", {"listed": listed, "problems": problems})
         return self
-
-
-def describe_nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """`did you mean "steps"?`, or the list of what is known; a `cutoff` of 1 takes equal names only."""
-    names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=cutoff)
-    return f'did you mean "{near[0]}"?' if near else f"known are {', '.join(names)}"
 
 
 def list_problems(error: ValidationError) -> list[Problem]:

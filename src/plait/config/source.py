@@ -7,9 +7,9 @@ from typing import Any
 from plait.config.hf import is_hf_config, load_hf_fields
 from plait.config.model import FAMILIES
 from plait.config.presets import list_presets, load_preset
-from plait.config.section import Problem, describe_nearest
+from plait.config.section import Problem
 from plait.config.toml import load_toml, merge_trees
-from plait.errors import ConfigError
+from plait.errors import ConfigError, describe_nearest
 
 
 def load_source(source: str) -> dict[str, Any]:

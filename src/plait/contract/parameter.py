@@ -1,6 +1,5 @@
 """Parameters and, from the role of their module, who owns what of them."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -61,13 +60,7 @@ def derive_parameters_ownership(shapes: Mapping[str, tuple[int, ...]], plan: Pla
     """Who owns what of every parameter of a model whose modules play the roles of `plan`."""
     return {
         name: derive_parameter_ownership(
-            name, shape, plan.resolved.get(_module_pattern(name)), tp, sequence_parallel=plan.sequence_parallel
+            name, shape, plan.role_of(name.rpartition(".")[0]), tp, sequence_parallel=plan.sequence_parallel
         )
         for name, shape in shapes.items()
     }
-
-
-def _module_pattern(parameter: str) -> str:
-    """`layers.3.mlp.w_up.weight` -> `layers.*.mlp.w_up`."""
-    module = parameter.rpartition(".")[0]
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", module)

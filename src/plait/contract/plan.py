@@ -10,11 +10,12 @@
 | `HeadLocal`      | attention dropout | own heads -> same                                              |
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
+from functools import lru_cache
 
-from plait.errors import ConfigError
+from plait.errors import ConfigError, describe_nearest
 from plait.sharding import Columns, Cut, Invariant, Placement, QueryHeads, Shard
 
 
@@ -64,16 +65,17 @@ _BY_NAME: dict[str, Role] = {
     "vocab_head": VocabHead(),
     "token_local": TokenLocal(),
 }
+ROLE_NAMES: dict[type[Role], str] = {type(role): name for name, role in _BY_NAME.items()} | {HeadLocal: "head_local"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Roles by module path; `*` stands for one path component (`layers.*.mlp.w_up`).
+    """Roles by module path; `*` stands for anything without a dot (`layers.*.mlp.w_up`).
 
     A role may be given by its name (`"column"`) where it needs no arguments.
 
     Raises:
-        ConfigError: an unknown role name.
+        ConfigError: something that is no role.
     """
 
     roles: Mapping[str, Role | str]
@@ -83,19 +85,39 @@ class Plan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "resolved", {path: _resolve(path, role) for path, role in self.roles.items()})
 
+    def role_of(self, path: str) -> Role | None:
+        """The role of the module at `path`, that of the first pattern if several name it."""
+        return next((role for pattern, role in self.resolved.items() if is_match(pattern, path)), None)
+
     @property
     def activation(self) -> Placement:
         """State on tp of the activations between the parallel regions."""
         return Shard(0) if self.sequence_parallel else Invariant()
 
 
+def name_role(role: Role) -> str:
+    """`vocab_head`: a role as plans and messages name it."""
+    return ROLE_NAMES[type(role)]
+
+
+def is_match(pattern: str, path: str) -> bool:
+    """Whether `pattern` names the module at `path`."""
+    return _compile(pattern).fullmatch(path) is not None
+
+
+@lru_cache(maxsize=256)
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile("[^.]+".join(map(re.escape, pattern.split("*"))))
+
+
 def _resolve(path: str, role: Role | str) -> Role:
-    if not isinstance(role, str):
+    if isinstance(role, Role):
         return role
+    if not isinstance(role, str):
+        raise ConfigError(f"plan: {path!r} has role {role!r}, which is not one", hint=f"as in {Column()!r}, or by name")
+    if role == ROLE_NAMES[HeadLocal]:
+        example = "plait.HeadLocal(plait.QueryHeads(num_heads=8, num_kv_heads=4, head_width=64))"
+        raise ConfigError(f"plan: {path!r} has role {role!r}, which has to know the heads", hint=f"as in {example}")
     if role not in _BY_NAME:
-        near = get_close_matches(role, _BY_NAME, n=1)
-        raise ConfigError(
-            f"plan: {path!r} has unknown role {role!r}",
-            hint=f"did you mean {near[0]!r}?" if near else f"roles are {', '.join(_BY_NAME)}",
-        )
+        raise ConfigError(f"plan: {path!r} has unknown role {role!r}", hint=describe_nearest(role, _BY_NAME))
     return _BY_NAME[role]

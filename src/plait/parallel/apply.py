@@ -10,7 +10,7 @@ from plait.comm.mesh import Axis, Mesh, build_mesh_from
 from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.errors import ConfigError
 from plait.parallel import match
-from plait.parallel.dropout import Dropout
+from plait.parallel.dropout import AttentionDropout, Dropout
 from plait.parallel.embedding import VocabParallelEmbedding
 from plait.parallel.gather_group import GatherGroup
 from plait.parallel.linear import Boundary, ColumnParallelLinear, RowParallelLinear
@@ -36,16 +36,19 @@ def parallelize(model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan) -> ModelT:
 
     Parameters become this rank's own parts, as plain tensors under unchanged names; a tied parameter stays one. Weights
     that are whole on entry (or on the meta device) are cut; nothing is communicated but the making of KV subgroups.
+    torch's dropouts become those whose mask is the same at every degree, also on a mesh of one rank.
 
     Raises:
         ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a
-            degree that cannot be realised, a parameter without a role (its gradient would have no defined state).
+            degree that cannot be realised, a parameter without a role (its gradient would have no defined state) or a
+            dropout without one (its mask would have none).
     """
     if record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
     roles = match.match_roles(model, plan)
     ownership = match.derive_ownership(model, roles, mesh.tp.degree, plan)
+    _replace_dropouts(model, roles)
     if mesh.tp.degree > 1:
         build = _Build(model, mesh, plan, ownership, match.canonical_names(model))
         for name, role in roles.items():
@@ -73,6 +76,14 @@ def ownership_of(model: nn.Module) -> dict[str, Ownership]:
     if record is not None:
         return record.ownership
     return {name: Ownership(name, tuple(param.shape)) for name, param in model.named_parameters()}
+
+
+def _replace_dropouts(model: nn.Module, roles: dict[str, Role]) -> None:
+    for name, role in roles.items():
+        module = model.get_submodule(name)
+        if isinstance(module, nn.Dropout):
+            twin = AttentionDropout(module.p) if isinstance(role, HeadLocal) else Dropout(module.p)
+            model.set_submodule(name, twin.train(module.training))
 
 
 @dataclass
@@ -131,8 +142,6 @@ class _Build:
         )
 
     def _token_local(self, name: str, module: nn.Module) -> nn.Module:
-        if isinstance(module, nn.Dropout):
-            module = Dropout(module.p)
         if not self.plan.sequence_parallel:
             return module
         if isinstance(module, Dropout):

@@ -3,23 +3,35 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from plait.contract.parameter import derive_parameter_ownership
-from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
-from plait.errors import ConfigError, ShardingError
-from plait.parallel.dropout import AttentionDropout
+from plait.contract.plan import (
+    ROLE_NAMES,
+    Column,
+    HeadLocal,
+    Plan,
+    Role,
+    Row,
+    TokenLocal,
+    VocabEmbedding,
+    VocabHead,
+    is_match,
+    name_role,
+)
+from plait.errors import ConfigError, ShardingError, describe_nearest
+from plait.parallel.dropout import AttentionDropout, Dropout
 from plait.sharding import Ownership
 
-_EXPECTED: dict[type, type[nn.Module]] = {
-    Column: nn.Linear,
-    Row: nn.Linear,
-    VocabHead: nn.Linear,
-    VocabEmbedding: nn.Embedding,
-    HeadLocal: AttentionDropout,
-    TokenLocal: nn.Module,
+_EXPECTED: dict[type, tuple[type[nn.Module], ...]] = {
+    Column: (nn.Linear,),
+    Row: (nn.Linear,),
+    VocabHead: (nn.Linear,),
+    VocabEmbedding: (nn.Embedding,),
+    HeadLocal: (AttentionDropout, nn.Dropout),
+    TokenLocal: (nn.Module,),
 }
 
 
@@ -27,21 +39,21 @@ def match_roles(model: nn.Module, plan: Plan) -> dict[str, Role]:
     """The role of every module that has one, by module name, in the model's order.
 
     Raises:
-        ConfigError: lists every pattern that names no module, module with two roles, wrong module type and parameter
-            without a role.
+        ConfigError: lists every pattern that names no module, module with two roles, wrong module type, and parameter
+            or dropout without a role.
     """
     names = [name for name, _ in model.named_modules() if name]
     problems: list[str] = []
     roles: dict[str, Role] = {}
     for pattern, role in plan.resolved.items():
-        matched = [name for name in names if _pattern(pattern).fullmatch(name)]
+        matched = [name for name in names if is_match(pattern, name)]
         if not matched:
             problems.append(_unknown_module(pattern, names))
         for name in matched:
             if roles.setdefault(name, role) != role:
-                problems.append(f"{name} has two roles, {_title(roles[name])} and {_title(role)}")
+                problems.append(f"{name} has two roles, {name_role(roles[name])} and {name_role(role)}")
             problems += _check_module(name, model.get_submodule(name), role)
-    problems += _check_every_parameter_has_a_role(model, roles)
+    problems += [*_list_homeless_parameters(model, roles), *_list_homeless_dropouts(model, roles)]
     _raise_all(problems)
     return {name: roles[name] for name in names if name in roles}
 
@@ -92,28 +104,28 @@ def canonical_names(model: nn.Module) -> dict[str, str]:
     return {name: first[id(param)] for name, param in model.named_parameters(remove_duplicate=False)}
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile("[^.]+".join(map(re.escape, path.split("*"))))
-
-
 def _unknown_module(pattern: str, names: Iterable[str]) -> str:
-    shapes = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names))
-    near = get_close_matches(pattern, shapes, n=1)
-    return f"{pattern!r} names no module of the model" + (f"; the nearest is {near[0]!r}" if near else "")
+    shapes = {re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names}
+    return f"{pattern!r} names no module of the model ({describe_nearest(pattern, shapes)})"
 
 
 def _check_module(name: str, module: nn.Module, role: Role) -> list[str]:
     expected = _EXPECTED[type(role)]
     if not isinstance(module, expected):
-        return [f"{name} is a {type(module).__name__}, but role {_title(role)} needs a {expected.__name__}"]
+        wanted = " or ".join(kind.__name__ for kind in expected)
+        return [f"{name} is a {type(module).__name__}, but role {name_role(role)} needs {wanted}"]
+    if isinstance(module, _DropoutNd) and type(module) is not nn.Dropout:
+        return [f"{name}: {type(module).__name__} has no parallel twin, of the dropouts only nn.Dropout has"]
     if isinstance(module, nn.Embedding) and (module.max_norm or module.sparse or module.scale_grad_by_freq):
         return [f"{name}: max_norm, sparse and scale_grad_by_freq of nn.Embedding have no parallel twin"]
     if isinstance(role, TokenLocal) and any("." in param for param, _ in module.named_parameters()):
-        return [f"{name}: role token_local needs a leaf module, but {type(module).__name__} has parameters below it"]
+        return [
+            f"{name}: role {name_role(role)} needs a leaf module, but {type(module).__name__} has parameters below it"
+        ]
     return []
 
 
-def _check_every_parameter_has_a_role(model: nn.Module, roles: dict[str, Role]) -> list[str]:
+def _list_homeless_parameters(model: nn.Module, roles: dict[str, Role]) -> list[str]:
     homeless: dict[str, list[str]] = defaultdict(list)
     for name, _ in model.named_parameters(remove_duplicate=False):
         module, _, kind = name.rpartition(".")
@@ -126,12 +138,16 @@ def _check_every_parameter_has_a_role(model: nn.Module, roles: dict[str, Role]) 
     ]
 
 
-def _title(role: Role) -> str:
-    return type(role).__name__
+def _list_homeless_dropouts(model: nn.Module, roles: dict[str, Role]) -> list[str]:
+    return [
+        f"{name} is a dropout (p={module.p}) without a role, so what it drops would differ from rank to rank"
+        for name, module in model.named_modules()
+        if isinstance(module, _DropoutNd | Dropout | AttentionDropout) and module.p and name not in roles
+    ]
 
 
 def _raise_all(problems: list[str]) -> None:
     if problems:
         raise ConfigError.from_problems(
-            "plan", problems, hint="roles are column, row, vocab_embedding, vocab_head, token_local; see plait.Plan"
+            "plan", problems, hint=f"roles are {', '.join(ROLE_NAMES.values())}; see plait.contract.plan"
         )

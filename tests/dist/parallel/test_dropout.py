@@ -2,17 +2,20 @@
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from plait import parallelize, vocab_parallel_cross_entropy
 from plait.comm.mesh import build_mesh
 from plait.config.model import GptConfig
 from plait.contract.model import derive_plan
+from plait.contract.plan import Column, HeadLocal, Plan, Row
 from plait.models import build_model, initialize
 from plait.models.gpt import GptModel
 from plait.parallel.apply import ownership_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.shard import gather_tensor
-from plait.sharding import MeshShape
+from plait.sharding import MeshShape, QueryHeads
+from tests.support.lone_mesh import build_lone_mesh
 
 FLOAT64_ROUNDING = {"rtol": 1e-10, "atol": 1e-13}
 """Two orders of summation through two float64 layers. A mask that differs in one element shows at 1e-3."""
@@ -52,3 +55,53 @@ def run_training_step(*, tp: int, sequence_parallel: bool) -> None:
 def test_training_with_dropout_equals_single_device(ranks, tp, sequence_parallel):
     """FIELD 3.15: same seed, same masks, for 14 tokens and 4 heads over 2 and 3 ranks."""
     ranks(tp).call(run_training_step, tp=tp, sequence_parallel=sequence_parallel)
+
+
+class Network(nn.Module):
+    """A user's own: torch's dropouts, on tokens and on attention probabilities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(19, 12), nn.Linear(12, 19)
+        self.drop, self.drop_heads = nn.Dropout(0.4), nn.Dropout(0.3)
+        self.mix = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+        self.out = nn.Linear(12, 12)
+
+    def forward(self, ids_BS: Tensor) -> Tensor:
+        x_TD = self.drop(self.embed(ids_BS.flatten()))
+        q, k, v = (linear(x_TD).view(*ids_BS.shape, -1, 3).transpose(1, 2) for linear in self.mix)
+        y = self.drop_heads((q @ k.mT).softmax(-1)) @ v
+        return self.head(x_TD + self.drop(self.out(y.transpose(1, 2).flatten(0, 1).flatten(1))))
+
+
+HEADS = QueryHeads(num_heads=4, num_kv_heads=4, head_width=3)
+PLAN = {
+    "embed": "vocab_embedding",
+    "mix.*": Column(HEADS, group="qkv"),
+    "out": Row(HEADS),
+    "head": "vocab_head",
+    "drop": "token_local",
+    "drop_heads": HeadLocal(HEADS),
+}
+
+
+def run_users_dropout(*, tp: int, sequence_parallel: bool) -> None:
+    tokens = torch.arange(B * S).view(B, S) * 5 % 19
+    grads = []
+    for mesh in (build_lone_mesh(1), build_mesh(MeshShape(tp=tp))):
+        torch.manual_seed(0)
+        model = parallelize(Network().double(), mesh, Plan(PLAN, sequence_parallel=sequence_parallel))
+        seed_dropout(model, 5)
+        set_dropout_offset(model, 3 * B * S)
+        torch.manual_seed(mesh.tp.rank)  # what torch's own dropout would draw from
+        vocab_parallel_cross_entropy(model(tokens), tokens.flatten().roll(-1), mesh, vocab_size=19).backward()
+        grads.append({n: gather_tensor(p.grad, ownership_of(model)[n], mesh) for n, p in model.named_parameters()})
+    for name, whole in grads[0].items():
+        torch.testing.assert_close(grads[1][name], whole, **FLOAT64_ROUNDING)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "ar"])
+@pytest.mark.parametrize("tp", [2, 3])
+def test_dropouts_of_a_users_module_drop_the_same_at_every_degree(ranks, tp, sequence_parallel):
+    """FIELD 3.15: one rank is a degree too."""
+    ranks(tp).call(run_users_dropout, tp=tp, sequence_parallel=sequence_parallel)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from plait.contract.plan import Column, Plan, Row, TokenLocal
+from plait.contract.plan import Column, HeadLocal, Plan, Row, TokenLocal
 from plait.errors import ConfigError
 from plait.parallel.apply import ownership_of, parallelize
-from plait.parallel.dropout import Dropout
+from plait.parallel.dropout import AttentionDropout, Dropout
 from plait.parallel.shard import shard_tensor
-from plait.sharding import Columns, KeyValueHeads, Shard
+from plait.sharding import Columns, KeyValueHeads, QueryHeads, Shard
 from tests.support.lone_mesh import build_lone_mesh
 
 
@@ -97,13 +97,20 @@ def refuse(roles: dict, match: str, *, tp: int = 2) -> None:
 
 
 def test_unknown_module_names_its_nearest():
-    wanted = "'blocks.*.upp' names no module of the model; the nearest is 'blocks.*.up'"
+    wanted = "'blocks.*.upp' names no module of the model (did you mean \"blocks.*.up\"?)"
     refuse({**ROLES, "blocks.*.upp": "column"}, re.escape(wanted))
 
 
 def test_unknown_role_names_its_nearest():
-    with pytest.raises(ConfigError, match=r"unknown role 'colum'\s+hint: did you mean 'column'"):
+    with pytest.raises(ConfigError, match=r'unknown role .colum.\s+hint: did you mean "column"'):
         Plan({"up": "colum"})
+
+
+def test_role_without_its_arguments_or_its_parentheses_is_refused():
+    with pytest.raises(ConfigError, match=r"'drop' has role 'head_local', which has to know the heads\s+hint: as in"):
+        Plan({"drop": "head_local"})
+    with pytest.raises(ConfigError, match=r"'up' has role <class .*Column'>, which is not one\s+hint: as in Column\("):
+        Plan({"up": Column})
 
 
 def test_parameter_without_a_role_is_refused():
@@ -113,12 +120,12 @@ def test_parameter_without_a_role_is_refused():
 
 
 def test_wrong_module_type_is_refused():
-    wanted = "up is a Linear, but role VocabEmbedding needs a Embedding"
+    wanted = "up is a Linear, but role vocab_embedding needs Embedding"
     refuse({**ROLES, "blocks.*.up": "vocab_embedding"}, wanted)
 
 
 def test_two_roles_for_one_module_are_refused():
-    refuse({**ROLES, "blocks.0.up": "row"}, "blocks.0.up has two roles, Column and Row")
+    refuse({**ROLES, "blocks.0.up": "row"}, "blocks.0.up has two roles, column and row")
 
 
 def test_degree_that_leaves_a_rank_empty_is_refused():
@@ -158,3 +165,28 @@ def test_nothing_is_changed_by_a_refused_plan():
         parallelize(model, build_lone_mesh(11), Plan(ROLES))
     assert type(model.blocks[0].up) is nn.Linear
     assert type(model.blocks[0].norm) is nn.LayerNorm
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_dropout_of_attention_becomes_the_one_keyed_by_head(tp):
+    """FIELD 3.15: on one rank too, so that every degree drops the same."""
+    model = nn.ModuleDict({"drop": nn.Dropout(0.2).eval()})
+    parallelize(model, build_lone_mesh(tp), Plan({"drop": HeadLocal(QueryHeads(4, 2, 3))}))
+    assert isinstance(model["drop"], AttentionDropout)
+    assert (model["drop"].p, model["drop"].training) == (0.2, False)
+
+
+@pytest.mark.parametrize("dropout", [nn.Dropout(0.1), Dropout(0.1), AttentionDropout(0.1)], ids=repr)
+def test_dropout_without_a_role_is_refused(dropout):
+    """FIELD 3.15: what it drops would depend on the rank and on how many there are."""
+    model = Model()
+    model.extra = dropout
+    with pytest.raises(ConfigError, match=r"extra is a dropout \(p=0\.1\) without a role"):
+        parallelize(model, build_lone_mesh(2), Plan(ROLES))
+    dropout.p = 0.0
+    parallelize(model, build_lone_mesh(2), Plan(ROLES))
+
+
+def test_dropout_of_whole_features_is_refused():
+    with pytest.raises(ConfigError, match="drop: Dropout1d has no parallel twin"):
+        parallelize(nn.ModuleDict({"drop": nn.Dropout1d()}), build_lone_mesh(2), Plan({"drop": "token_local"}))
