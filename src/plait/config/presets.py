@@ -90,7 +90,7 @@ _PRESETS: dict[str, Preset] = {
     "gpt-tiny": _gpt("for tests: dropout, biases, tied embeddings", _TINY, dropout=0.1, attention_dropout=0.1),
     "llama-demo": _llama(
         "for the demo: learns source code in minutes on two cores",
-        num_layers=4, width=256, num_heads=8, num_kv_heads=4, mlp_width=704, vocab_size=4096, max_seq_len=256,
+        num_layers=2, width=128, num_heads=4, num_kv_heads=2, mlp_width=352, vocab_size=4096, max_seq_len=256,
     ),
 }  # fmt: skip
 
