@@ -15,11 +15,13 @@ from plait.parallel.embedding import VocabParallelEmbedding
 from plait.parallel.gather_group import GatherGroup
 from plait.parallel.linear import Boundary, ColumnParallelLinear, RowParallelLinear
 from plait.parallel.shard import shard_tensor
-from plait.parallel.token_local import TokenLocal as TokenLocalTwin
-from plait.parallel.token_local import TokenLocalEmbedding
+from plait.parallel.token_local import TokenLocalEmbedding, TokenLocalModule
 from plait.sharding import Ownership
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
+
+_RECORD = "plait_record"
+"""The attribute of a parallel model that holds its `Record`."""
 
 
 @dataclass
@@ -54,14 +56,26 @@ def parallelize(model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan) -> ModelT:
         for name, role in roles.items():
             build.replace(name, role)
         build.build_gather_groups(roles)
-    model.plait_record = Record(mesh, plan, ownership)  # type: ignore[assignment]
+    setattr(model, _RECORD, Record(mesh, plan, ownership))
     return model
 
 
 def record_of(model: nn.Module) -> Record | None:
-    """What `parallelize` did to `model`; None for an unsharded one."""
-    record = getattr(model, "plait_record", None)
-    return record if isinstance(record, Record) else None
+    """What `parallelize` did to `model`; None for an unsharded one.
+
+    Raises:
+        ConfigError: `model` is not parallel but a module in it is; to take it for unsharded would count shards wrong.
+    """
+    if _RECORD in vars(model):
+        record: Record = vars(model)[_RECORD]
+        return record
+    inside = next((name for name, module in model.named_modules() if _RECORD in vars(module)), None)
+    if inside is not None:
+        raise ConfigError(
+            f"{inside} of this {type(model).__name__} is parallel, the module around it is not",
+            hint="give the module that parallelize was given",
+        )
+    return None
 
 
 def mesh_of(model: nn.Module) -> Mesh | None:
@@ -149,7 +163,7 @@ class _Build:
             return module
         if not any(True for _ in module.parameters()):
             return module
-        twin = TokenLocalEmbedding if isinstance(module, nn.Embedding) else TokenLocalTwin
+        twin = TokenLocalEmbedding if isinstance(module, nn.Embedding) else TokenLocalModule
         return twin(module, mesh=self.mesh, name=name)
 
     def _shared_axis(self, name: str) -> Axis | None:

@@ -1,12 +1,12 @@
 """Vocabulary-parallel embedding (Shoeybi et al., arXiv:1909.08053, section 3)."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Mesh
 from plait.parallel.tokens import enter_tokens
+from plait.parallel.vocab import check_in_vocabulary
 from plait.sharding import Partial, Placement, Shard, Split
 
 
@@ -38,10 +38,7 @@ class VocabParallelEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """`ids` of any shape -> `[T/tp, D]`; in all-reduce mode `[*ids.shape, D]`."""
-        # A rank cannot see that an id is nobody's: without this check it would silently embed as zeros.
-        torch._assert_async(
-            ((ids >= 0) & (ids < self.rows.size)).all(), f"{self.name}: an id is not in 0:{self.rows.size}"
-        )
+        check_in_vocabulary(ids, self.rows.size, f"{self.name}: id")
         split = None
         if isinstance(self.outside, Shard):
             ids = ids.flatten()

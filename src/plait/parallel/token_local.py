@@ -1,6 +1,6 @@
 """Modules that treat every token alone (norms, position embeddings), on this rank's tokens."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class UseOnOwnTokens(torch.autograd.Function):
         return (None, None, *(piece.view(shape) for piece, shape in zip(pieces, ctx.shapes, strict=True)))
 
 
-class TokenLocal(nn.Module):
+class TokenLocalModule(nn.Module):
     """A module with whole parameters that is given this rank's tokens.
 
         x_shard    [T/tp, D] -> the same
@@ -42,15 +42,18 @@ class TokenLocal(nn.Module):
         forward    nothing moves
         backward   one all_reduce over tp of all its parameters' gradients
 
-    The parameters keep their names: `norm.weight` stays `norm.weight`. Contract: `contract.norm.derive_norm`.
+    Parameters and buffers keep their names: `norm.weight` stays `norm.weight`. Contract: `contract.norm.derive_norm`.
     """
 
     def __init__(self, module: nn.Module, *, mesh: Mesh, name: str) -> None:
         super().__init__()
-        # In a tuple, so that the parameters are registered here only and under their own names.
+        # In a tuple, so that what it holds is registered here only and under its own names.
         self._module = (module,)
         for param_name, param in module.named_parameters(recurse=False):
             self.register_parameter(param_name, param)
+        for buffer_name, buffer in module.named_buffers(recurse=False):
+            is_persistent = buffer_name not in module._non_persistent_buffers_set
+            self.register_buffer(buffer_name, buffer, persistent=is_persistent)
         self.mesh = mesh
         self.name = name
 
@@ -58,7 +61,13 @@ class TokenLocal(nn.Module):
         """Run the module on own tokens."""
         params = {name: param for name, param in self._parameters.items() if param is not None}
         used = UseOnOwnTokens.apply(self.mesh, self.name, *params.values())
-        return functional_call(self._module[0], dict(zip(params, used, strict=True)), (self._own(x),))
+        tensors = {**self._buffers, **dict(zip(params, used, strict=True))}
+        return functional_call(self._module[0], tensors, (self._own(x),))
+
+    def train(self, mode: bool = True) -> Self:
+        """Put the module inside into the same mode."""
+        self._module[0].train(mode)
+        return super().train(mode)
 
     def _own(self, x: Tensor) -> Tensor:
         return x
@@ -68,7 +77,7 @@ class TokenLocal(nn.Module):
         return repr(self._module[0])
 
 
-class TokenLocalEmbedding(TokenLocal):
+class TokenLocalEmbedding(TokenLocalModule):
     """A whole embedding table looked up for own tokens, given all ids: `[T]` -> `[T/tp, D]` (learned positions)."""
 
     def _own(self, x: Tensor) -> Tensor:

@@ -43,21 +43,15 @@ class VocabShard:
     axis: Axis | None
 
     def check_targets(self, logits_shard: Tensor, targets: Tensor, is_valid: Tensor) -> None:
-        """Refuse targets that no rank owns: each rank would take them for another's and the loss be wrong.
+        """Refuse targets that no rank owns, or of another shape.
 
         Raises:
             ShardingError: a shape that does not match, or a target outside the vocabulary.
         """
         if targets.shape != logits_shard.shape[:-1]:
             raise ShardingError(f"targets {list(targets.shape)} do not match logits {list(logits_shard.shape)}")
-        is_bad = is_valid & ((targets < 0) | (targets >= self.size))
-        if targets.is_cuda:  # without waiting for the device
-            torch._assert_async(~is_bad.any(), f"a target is not in the vocabulary 0:{self.size}")
-        elif is_bad.any():
-            raise ShardingError(
-                f"target {targets[is_bad][0].item()} is not in the vocabulary 0:{self.size}",
-                hint="give targets that do not count the value of ignore_index",
-            )
+        hint = "give targets that do not count the value of ignore_index"
+        check_in_vocabulary(targets.masked_fill(~is_valid, 0), self.size, "target", hint=hint)
 
     def locate(self, targets_T: Tensor) -> OwnTargets:
         """Find the targets that are among this rank's columns."""
@@ -72,6 +66,19 @@ class VocabShard:
     def reduce_sum(self, sums: Tensor) -> Tensor:
         """Sums over own columns -> sums over the whole vocabulary, in their own dtype whatever the axis's is."""
         return sums if self.axis is None else collectives.all_reduce(sums, self.axis, dtype=sums.dtype, label="loss")
+
+
+def check_in_vocabulary(ids: Tensor, size: int, what: str, *, hint: str | None = None) -> None:
+    """Refuse ids that no rank owns: each rank would take them for another's, and the result be silently wrong.
+
+    Raises:
+        ShardingError: an id is not one of `size`; on CUDA, so as not to wait for it, the device asserts instead.
+    """
+    is_bad = (ids < 0) | (ids >= size)
+    if ids.is_cuda or ids.is_meta:
+        torch._assert_async(~is_bad.any(), f"a {what} is not in the vocabulary 0:{size}")
+    elif is_bad.any():
+        raise ShardingError(f"{what} {ids[is_bad][0].item()} is not in the vocabulary 0:{size}", hint=hint)
 
 
 def build_vocab_shard(logits_shard: Tensor, mesh: Mesh | None, vocab_size: int) -> VocabShard:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import plait
 from plait.contract.plan import Column, HeadLocal, Plan, Row, TokenLocal
 from plait.errors import ConfigError
 from plait.parallel.apply import ownership_of, parallelize
@@ -190,3 +191,10 @@ def test_dropout_without_a_role_is_refused(dropout):
 def test_dropout_of_whole_features_is_refused():
     with pytest.raises(ConfigError, match="drop: Dropout1d has no parallel twin"):
         parallelize(nn.ModuleDict({"drop": nn.Dropout1d()}), build_lone_mesh(2), Plan({"drop": "token_local"}))
+
+
+def test_a_model_around_a_parallel_one_is_not_taken_for_unsharded():
+    """FIELD 3.11: its gradient norm would count the parts of one rank as the whole."""
+    around = nn.ModuleDict({"backbone": parallelize(Model(), build_lone_mesh(2), Plan(ROLES))})
+    with pytest.raises(ConfigError, match="backbone of this ModuleDict is parallel, the module around it is not"):
+        plait.clip_grad_norm_(around, 1.0)
