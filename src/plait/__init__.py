@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from plait.comm.launch import LocalRanks
     from plait.comm.mesh import build_mesh
     from plait.contract.plan import Column, HeadLocal, Plan, Row, TokenLocal, VocabEmbedding, VocabHead
     from plait.errors import (
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
         TransportTimeout,
         VerificationError,
     )
-    from plait.parallel.apply import parallelize
+    from plait.parallel.apply import ownership_of, parallelize
+    from plait.parallel.dropout import seed_dropout, set_dropout_offset
     from plait.parallel.grad_norm import clip_grad_norm_
     from plait.parallel.loss import vocab_parallel_cross_entropy, vocab_parallel_entropy, vocab_parallel_log_prob
+    from plait.parallel.shard import gather_tensor
     from plait.parallel.tokens import gather_tokens, shard_tokens
+    from plait.sharding.cut import Columns, KeyValueHeads, QueryHeads
     from plait.sharding.mesh import MeshShape
 
 __version__ = "0.1.0"
@@ -30,12 +34,16 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckpointError",
     "Column",
+    "Columns",
     "ConfigError",
     "ContractError",
     "HeadLocal",
+    "KeyValueHeads",
+    "LocalRanks",
     "MeshShape",
     "PlaitError",
     "Plan",
+    "QueryHeads",
     "Row",
     "ShardingError",
     "TokenLocal",
@@ -47,8 +55,12 @@ __all__ = [
     "__version__",
     "build_mesh",
     "clip_grad_norm_",
+    "gather_tensor",
     "gather_tokens",
+    "ownership_of",
     "parallelize",
+    "seed_dropout",
+    "set_dropout_offset",
     "shard_tokens",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_entropy",
@@ -56,6 +68,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "LocalRanks": "plait.comm.launch",
     "build_mesh": "plait.comm.mesh",
     "Column": "plait.contract.plan",
     "HeadLocal": "plait.contract.plan",
@@ -72,13 +85,20 @@ _MODULES = {
     "TransportError": "plait.errors",
     "TransportTimeout": "plait.errors",
     "VerificationError": "plait.errors",
+    "ownership_of": "plait.parallel.apply",
     "parallelize": "plait.parallel.apply",
+    "seed_dropout": "plait.parallel.dropout",
+    "set_dropout_offset": "plait.parallel.dropout",
     "clip_grad_norm_": "plait.parallel.grad_norm",
     "vocab_parallel_cross_entropy": "plait.parallel.loss",
     "vocab_parallel_entropy": "plait.parallel.loss",
     "vocab_parallel_log_prob": "plait.parallel.loss",
+    "gather_tensor": "plait.parallel.shard",
     "gather_tokens": "plait.parallel.tokens",
     "shard_tokens": "plait.parallel.tokens",
+    "Columns": "plait.sharding.cut",
+    "KeyValueHeads": "plait.sharding.cut",
+    "QueryHeads": "plait.sharding.cut",
     "MeshShape": "plait.sharding.mesh",
 }
 

@@ -38,7 +38,7 @@ class _KeyedDropout(nn.Module):
         if self.key is None:
             raise ConfigError(
                 "dropout in training mode has no seed, so its mask is not defined",
-                hint="call plait.parallel.dropout.seed_dropout(model, seed) once, after building the model",
+                hint="call plait.seed_dropout(model, seed) once, after building the model",
             )
         return bernoulli_mask(self.key, intervals, global_shape, 1 - self.p, device=x.device).view(x.shape)
 
@@ -46,7 +46,7 @@ class _KeyedDropout(nn.Module):
         if self.first_token is None:
             raise ConfigError(
                 "dropout in training mode does not know its tokens' position in the run: every step would get one mask",
-                hint="call plait.parallel.dropout.set_dropout_offset(model, first_token) before each forward",
+                hint="call plait.set_dropout_offset(model, first_token) before each forward",
             )
         return self.first_token
 
