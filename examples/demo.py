@@ -80,6 +80,7 @@ def collect_corpus() -> list[str]:
             target = FOLDER / "corpus" / relative.with_suffix(".txt")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
+            shutil.copystat(path, target)  # unchanged text keeps its time, so a second demo finds its tokens again
             documents.append(text)
     console.print(f"  {len(documents)} modules, {sum(map(len, documents)) / 1e6:.1f} million characters")
     return documents
@@ -122,9 +123,8 @@ def train(*, interrupt_half_way: bool = False) -> dict[str, Any]:
 
 def wait_for_half(process: "subprocess.Popen[str]") -> None:
     """Until the run has taken half of its steps, or has ended."""
-    config = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
-    metrics = FOLDER / config["name"] / "metrics.jsonl"
-    while process.poll() is None and len(read_losses(metrics)) < config["train"]["steps"] // 2:
+    steps = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["train"]["steps"]
+    while process.poll() is None and len(read_losses(FOLDER / "metrics.jsonl")) < steps // 2:
         time.sleep(0.2)
 
 

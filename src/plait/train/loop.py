@@ -55,7 +55,7 @@ def train(run: RunConfig, mesh: Mesh) -> Summary:
         with together(mesh):
             windows = Windows(stream, run.seq_len, run.seed)
         trainer = build_trainer(run, mesh)
-        identity = derive_identity(run, len(stream))
+        identity = derive_identity(run, stream)
         saved = resumed_from = find_checkpoint(trainer)
         position = resume(trainer, resumed_from, identity) if resumed_from is not None else Position()
         loss = None

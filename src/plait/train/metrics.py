@@ -93,7 +93,7 @@ class MetricsFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _keep_until(path, resumed_step)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written ({error.strerror})", hint="set out_dir and name") from error
         self._board = _build_board(path.parent / "tensorboard", resumed_step) if tensorboard else None
@@ -109,8 +109,10 @@ class MetricsFile:
     def write(self, record: Record) -> None:
         """Append one step; a value that is not finite, which JSON cannot say, is null."""
         finite = {key: value if value is None or math.isfinite(value) else None for key, value in record.items()}
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be written ({error.strerror})") from error
         if self._board is not None:
             for key, value in finite.items():
                 if key != "step" and value is not None:

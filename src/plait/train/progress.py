@@ -60,8 +60,11 @@ class ProgressDisplay:
         now = time.monotonic()
         if now >= self._next_line_s or step == self._steps:
             self._next_line_s = now + _LINE_EVERY_S
-            left_s = (now - self._started) / max(1, step - self._done_before) * (self._steps - step)
-            self._console.print(f"step {step}/{self._steps}  {describe_step(record)}  {format_seconds(left_s)} left")
+            self._console.print(f"step {step}/{self._steps}  {describe_step(record)}{self._describe_left(step, now)}")
+
+    def _describe_left(self, step: int, now: float) -> str:
+        left_s = (now - self._started) / max(1, step - self._done_before) * (self._steps - step)
+        return f"  {format_seconds(round(left_s) or 1)} left" if step < self._steps else ""
 
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""

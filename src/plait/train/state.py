@@ -13,6 +13,7 @@ from plait.comm.agree import share, together
 from plait.config.run import RunConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.parallel.apply import ownership_of
+from plait.train.corpus.tokens import TokenStream
 from plait.train.step import Trainer
 
 
@@ -34,7 +35,7 @@ def checkpoint_folder(run: RunConfig) -> Path:
     return Path(run.out_dir) / run.name / "checkpoints"
 
 
-def derive_identity(run: RunConfig, num_tokens: int) -> dict[str, Any]:
+def derive_identity(run: RunConfig, stream: TokenStream) -> dict[str, Any]:
     """What must not change between a checkpoint and the run that resumes from it: the model, and the order of the data.
 
     Everything else may: the mesh, the batch, the precision, the schedule.
@@ -43,7 +44,7 @@ def derive_identity(run: RunConfig, num_tokens: int) -> dict[str, Any]:
         **{f"model.{key}": value for key, value in run.model.model_dump(mode="json").items()},
         "seed": run.seed,
         "train.seq_len": run.seq_len,
-        "tokens in data": num_tokens,
+        "data": stream.fingerprint(),
     }
 
 

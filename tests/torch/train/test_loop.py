@@ -13,7 +13,7 @@ from plait.errors import CheckpointError, ConfigError
 from plait.sharding import MeshShape
 from plait.train.loop import build_trainer, train
 from plait.train.state import Position, checkpoint_folder, list_tensors, resume
-from tests.support.training import GPT, LLAMA, build_run, read_losses, stop_during
+from tests.support.training import GPT, LLAMA, build_run, read_losses, save_tokens, stop_during
 
 MESH = build_mesh(MeshShape())
 
@@ -88,6 +88,13 @@ def test_a_run_does_not_resume_from_that_of_another_model_or_data(tmp_path: Path
             train(run, MESH)
         assert differing in caught.value.message
         assert caught.value.hint == "give this run another name, or go back to the config of the checkpoint"
+
+
+def test_a_run_does_not_resume_on_other_data_of_the_same_length(tmp_path: Path) -> None:
+    train(build_run(tmp_path, steps=1), MESH)
+    save_tokens(tmp_path, seed=8)
+    with pytest.raises(CheckpointError, match=r"data: '2001 tokens, \w+' in the checkpoint, '2001 tokens, \w+' now"):
+        train(build_run(tmp_path, steps=2), MESH)
 
 
 def test_a_run_may_resume_with_another_batch_and_schedule(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_tensorboard_gets_the_same_values(tmp_path: Path) -> None:
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.5), (2, 2.5), (3, 2.5)]
     assert events.Tags()["scalars"] == ["loss"]
+
+
+def test_a_disk_that_is_full_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"metrics.jsonl: cannot be written .File too large"):
+            _write(tmp_path / "metrics.jsonl", range(1, 100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_metrics_that_cannot_be_written_are_an_error_before_the_first_step(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 
+from rich.console import Console
 from tokenizers import Tokenizer
 
 from plait.comm.agree import share, together
@@ -15,6 +16,7 @@ from plait.config.run import RunConfig
 from plait.errors import ConfigError
 from plait.train.corpus.sources import list_files, read_documents
 from plait.train.corpus.tokens import TokenStream, TokenWriter
+from plait.train.corpus.windows import Windows
 
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _BATCH_CHARACTERS = 4_000_000
@@ -66,13 +68,13 @@ def check_data(run: RunConfig) -> None:
     """Check, without other ranks and before any of them waits, all of the data that can be checked without reading it.
 
     Raises:
-        ConfigError: missing or empty files, a tokenizer that does not fit the model.
+        ConfigError: missing or empty files, token files that are too short, a tokenizer that does not fit the model.
     """
     if run.data is None:
         raise ConfigError("data: is required for training", hint="add a [data] table with kind and paths to the config")
     files = list_files(run.data)
     if run.data.kind == "tokens":
-        TokenStream.from_files(files)
+        Windows(TokenStream.from_files(files), run.seq_len, run.seed)
     else:
         find_end_of_text(load_tokenizer(run.data, run.model.vocab_size), run.data)
 
@@ -147,6 +149,7 @@ def _write_tokens(run: RunConfig, files: Sequence[Path], target: Path) -> None:
     assert run.data is not None, run.name
     tokenizer = load_tokenizer(run.data, run.model.vocab_size)
     end = find_end_of_text(tokenizer, run.data)
+    Console(stderr=True, soft_wrap=True).print(f"turning {len(files)} files into tokens, once: {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
     with TokenWriter(target, run.model.vocab_size) as writer:
         for documents in _batch(document for file in files for document in read_documents(run.data, file)):

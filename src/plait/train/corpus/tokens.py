@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
@@ -46,6 +47,14 @@ class TokenStream:
             parts.append(self._shards[shard][start - offset : end - offset].astype(np.int64))
             start, shard = end, shard + 1
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def fingerprint(self, samples: int = 64, width: int = 64) -> str:
+        """A digest of the length and of samples along the stream, for telling one corpus from another at once."""
+        digest = blake2b(str(len(self)).encode(), digest_size=8)
+        for sample in range(samples):
+            start = sample * max(0, len(self) - width) // max(1, samples - 1)
+            digest.update(self.read(start, min(len(self), start + width)).tobytes())
+        return f"{len(self)} tokens, {digest.hexdigest()}"
 
     def find_largest(self) -> int:
         """The largest token id; reads everything once."""

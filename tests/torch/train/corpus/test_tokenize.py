@@ -72,7 +72,7 @@ def test_a_vocabulary_larger_than_the_models_is_refused(folder: Path) -> None:
 
 
 def test_token_shards_with_a_larger_id_are_refused(folder: Path) -> None:
-    np.save(folder / "b.npy", np.array([0, 300, 1]))
+    np.save(folder / "b.npy", np.array([0, 300, 1] * 50))
     run = _run(folder, kind="tokens", paths=(str(folder / "b.npy"),))
     check_data(run)
     with pytest.raises(ConfigError, match=r"b.npy: has token id 300, and the model has model.vocab_size = 257"):

@@ -19,6 +19,12 @@ def test_any_range_is_read_across_shards(shards: list[list[int]], data: st.DataO
     assert stream.read(start, stop).tolist() == whole[start:stop]
 
 
+def test_the_fingerprint_changes_with_length_and_content() -> None:
+    streams = [np.arange(size) + shift for size in (0, 1, 63, 64, 5000) for shift in (0, 1)]
+    assert len({TokenStream([stream]).fingerprint() for stream in streams}) == 9  # an empty one has no content
+    assert TokenStream([np.arange(5000)]).fingerprint() == TokenStream([np.arange(9), np.arange(9, 5000)]).fingerprint()
+
+
 @pytest.mark.parametrize(("vocab_size", "width_bytes"), [(1 << 16, 2), ((1 << 16) + 1, 4)])
 def test_a_written_file_is_mapped_with_the_narrowest_integers(
     tmp_path: Path, vocab_size: int, width_bytes: int
