@@ -89,11 +89,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps of each variant in a round")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()
+    machine = describe_machine()  # first, so that the load average is that of others
     counts = {"rounds": arguments.rounds, "steps_per_round": arguments.steps}
     with LocalRanks(TP, timeout_s=120, device_type="cpu") as ranks:
         gloo = ranks.call(measure_all, rounds=arguments.rounds, steps=arguments.steps)[0]
     results = {"stubbed": measure_stubbed(arguments.rounds, arguments.steps), "gloo": gloo}
-    record_ = {"what": __doc__.partition("\n")[0], "machine": describe_machine(), "block": describe_block(), **counts}
+    record_ = {"what": __doc__.partition("\n")[0], "machine": machine, "block": describe_block(), **counts}
     arguments.out.write_text(json.dumps({**record_, "results": results}, indent=2) + "\n")
     print_results(results)
 
@@ -231,6 +232,7 @@ def describe_machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "load_average": os.getloadavg()[0],
         "date": datetime.now(UTC).date().isoformat(),
     }
 
