@@ -1,4 +1,4 @@
-"""Write docs/reference from the code; with `--check`, say which pages are stale instead."""
+"""Write docs/reference from the code and the README's measured result; with `--check`, only say what is stale."""
 
 import ast
 import inspect
@@ -24,7 +24,10 @@ from plait.config.train import TrainConfig
 from plait.contract.report.table import DERIVATIONS, ShapeTable, build_shape_table
 from plait.errors import PlaitError
 
-REFERENCE = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
+README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference"
+OVERHEAD = ROOT / "benchmarks" / "host_overhead.json"
+BEGIN, END = "<!-- measured: written by docs/generate.py -->\n", "<!-- end of measured -->\n"
 NOTE = "<!-- written by docs/generate.py; `make docs` -->\n"
 SECTIONS: dict[str, type[Section]] = {
     "": RunConfig,
@@ -160,25 +163,56 @@ def _list_attribute_docstrings(section: type[Section]) -> dict[str, str]:
     }
 
 
-PAGES: dict[str, Callable[[], str]] = {
-    "cli.md": build_cli_page,
-    "config.md": build_config_page,
-    "contracts.md": build_contracts_page,
-    "errors.md": build_errors_page,
+def build_overhead_result() -> str:
+    """What `benchmarks/host_overhead.py` measured, for the README."""
+    record = json.loads(OVERHEAD.read_text())
+    machine, block = record["machine"], record["block"]
+    rows = ["| | unsharded | plait adds | DTensor adds | ratio |", "|---|--:|--:|--:|--:|"]
+    for title, mode in (("sequence parallel", "sequence_parallel"), ("all-reduce mode", "all_reduce")):
+        result = record["results"]["stubbed"][mode]
+        times = (result["time_s"]["unsharded"], result["overhead_s"]["plait"], result["overhead_s"]["dtensor"])
+        cells = " | ".join(f"{1e6 * time_s:.0f} us" for time_s in times)
+        rows.append(f"| {title} | {cells} | {result['overhead_ratio']['median']:.2f} |")
+    return (
+        f"Host overhead of one Llama block at tp {block['tp']}, forward and backward, against DTensor's "
+        f"`parallelize_module`: a block so small ({block['tokens']} tokens, width {block['width']}) that only the "
+        "host's work is left, collectives stubbed.\n\n" + "\n".join(rows) + "\n\n"
+        f"Medians of {record['rounds']} interleaved rounds, {machine['cpu']}, one thread, torch "
+        f"{machine['torch'].partition('+')[0]}, {machine['date']}, "
+        "[benchmarks/host_overhead.json](benchmarks/host_overhead.json).\n"
+    )
+
+
+def build_readme() -> str:
+    """The README with its measured result put in again."""
+    before, begin, rest = README.read_text().partition(BEGIN)
+    assert begin, README
+    assert END in rest, README
+    return before + BEGIN + build_overhead_result() + END + rest.partition(END)[2]
+
+
+def _build_page(build: Callable[[], str]) -> Callable[[], str]:
+    return lambda: NOTE + build()
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    README: build_readme,
+    REFERENCE / "cli.md": _build_page(build_cli_page),
+    REFERENCE / "config.md": _build_page(build_config_page),
+    REFERENCE / "contracts.md": _build_page(build_contracts_page),
+    REFERENCE / "errors.md": _build_page(build_errors_page),
 }
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or check them."""
-    stale = []
-    for name, build in PAGES.items():
-        page, text = REFERENCE / name, NOTE + build()
-        if not page.exists() or page.read_text() != text:
-            stale.append(name)
-            if "--check" not in arguments:
-                page.write_text(text)
+    stale = {page: text for page, build in PAGES.items() if (text := build()) != (page.exists() and page.read_text())}
+    if "--check" not in arguments:
+        for page, text in stale.items():
+            page.write_text(text)
     if stale:
-        print("docs/reference:", "stale" if "--check" in arguments else "written", ", ".join(stale))
+        names = ", ".join(str(page.relative_to(ROOT)) for page in stale)
+        print("stale:" if "--check" in arguments else "written:", names)
     return 1 if stale and "--check" in arguments else 0
 
 
