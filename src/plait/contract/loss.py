@@ -3,10 +3,8 @@
 from plait.contract.collective import Collective, ReduceOp
 from plait.contract.op import Op, Saved
 from plait.contract.setting import Setting, Tensor
-from plait.contract.step import Move
-from plait.sharding import Invariant, Layout, Partial, Shard, Split, derive_transition
-
-_REDUCE = derive_transition(Partial(), Invariant()).forward
+from plait.contract.step import REDUCE, Move
+from plait.sharding import Invariant, Layout, Shard, Split
 
 
 def derive_cross_entropy(setting: Setting, cut: Split, *, label_smoothing: bool = False) -> Op:
@@ -60,7 +58,7 @@ def _derive_row_moves(setting: Setting, num_sums: int) -> tuple[Move, ...]:
         ("sums", "sum", (str(num_sums), "T"), (num_sums, T)),
     )
     return tuple(
-        Move(name, dims, Collective(_REDUCE, "tp", setting.tp, shape, setting.statistics_dtype, op=op))
+        Move(name, dims, Collective(REDUCE, "tp", setting.tp, shape, setting.statistics_dtype, op=op))
         for name, op, dims, shape in rows
         if setting.tp > 1
     )

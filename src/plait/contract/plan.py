@@ -92,7 +92,12 @@ class Plan:
     @property
     def activation(self) -> Placement:
         """State on tp of the activations between the parallel regions."""
-        return Shard(0) if self.sequence_parallel else Invariant()
+        return derive_activation_placement(sequence_parallel=self.sequence_parallel)
+
+
+def derive_activation_placement(*, sequence_parallel: bool) -> Placement:
+    """State on tp of the activations `[T, D]` between the parallel regions: tokens sharded, or the same everywhere."""
+    return Shard(0) if sequence_parallel else Invariant()
 
 
 def name_role(role: Role) -> str:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from plait.contract.plan import derive_activation_placement
 from plait.dtype import DType
-from plait.sharding import Invariant, Layout, Placement, Shard, Split, build_split
+from plait.sharding import Layout, Placement, Shard, Split, build_split
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Setting:
     @property
     def activation(self) -> Placement:
         """State of the activations between the parallel regions."""
-        return Shard(0) if self.sequence_parallel else Invariant()
+        return derive_activation_placement(sequence_parallel=self.sequence_parallel)
 
     def build_tensor(
         self, name: str, feature: str, width: int, placement: Placement, split: Split | None = None

@@ -9,7 +9,8 @@ from plait.contract.setting import Setting, Tensor
 from plait.dtype import DType, width_bytes
 from plait.sharding import Invariant, Kind, Partial, Shard, Transition, derive_transition
 
-_REDUCE = derive_transition(Partial(), Invariant()).forward
+REDUCE = derive_transition(Partial(), Invariant()).forward
+"""The collective that turns addends into their sum, the same on every rank."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def derive_moves(setting: Setting, name: str, transition: Transition, tensor: Te
     kind = transition.forward
     if not kind.is_collective or setting.tp == 1:
         return ()
-    cut = transition.target if kind is Kind.REDUCE_SCATTER else transition.source
+    cut = transition.source if kind is Kind.ALL_GATHER else transition.target
     dim = cut.dim if isinstance(cut, Shard) else 0
     dtype = setting.sum_dtype if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER) else setting.dtype
     layout = tensor.layout
@@ -72,7 +73,7 @@ def derive_replica_sum(setting: Setting, name: str, parameter: Parameter) -> tup
     if own.reduced_over is None or degree == 1:
         return ()
     shape = own.local_shape(setting.rank)
-    return (Move(name, parameter.dims, Collective(_REDUCE, own.reduced_over, degree, shape, setting.sum_dtype)),)
+    return (Move(name, parameter.dims, Collective(REDUCE, own.reduced_over, degree, shape, setting.sum_dtype)),)
 
 
 def derive_token_sum(setting: Setting, parameters: Sequence[Parameter]) -> tuple[Move, ...]:
@@ -82,7 +83,7 @@ def derive_token_sum(setting: Setting, parameters: Sequence[Parameter]) -> tuple
         return ()
     dims = "+".join("*".join(parameter.dims) for parameter in summed)
     numel = sum(parameter.layout.local_numel(setting.rank) for parameter in summed)
-    return (Move("dw", (dims,), Collective(_REDUCE, "tp", setting.tp, (numel,), setting.sum_dtype)),)
+    return (Move("dw", (dims,), Collective(REDUCE, "tp", setting.tp, (numel,), setting.sum_dtype)),)
 
 
 def list_gemms(steps: Iterable[Step]) -> list[Gemm]:

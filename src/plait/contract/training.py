@@ -4,9 +4,9 @@ from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.model import ModelContract, derive_model
 from plait.contract.setting import Setting
-from plait.sharding import Invariant, Partial, Shard, derive_transition
+from plait.contract.step import REDUCE
+from plait.sharding import Invariant, Shard, derive_transition
 
-_REDUCE = derive_transition(Partial(), Invariant()).forward
 _GATHER = derive_transition(Shard(0), Invariant()).forward
 
 
@@ -23,9 +23,10 @@ def build_setting(run: RunConfig, tp_rank: int = 0) -> Setting:
     )
 
 
-def derive_run_model(run: RunConfig, tp_rank: int = 0) -> ModelContract:
-    """What tp rank `tp_rank` does for one micro-batch of `run`."""
-    return derive_model(run.model, build_setting(run, tp_rank), label_smoothing=run.train.label_smoothing > 0)
+def derive_run_model(run: RunConfig, tp_rank: int = 0, *, block: int = 0) -> ModelContract:
+    """What tp rank `tp_rank` does for one micro-batch of `run`; `block` is the one whose names stand for all."""
+    is_smoothed = run.train.label_smoothing > 0
+    return derive_model(run.model, build_setting(run, tp_rank), block=block, label_smoothing=is_smoothed)
 
 
 def derive_step_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
@@ -37,18 +38,18 @@ def derive_step_collectives(run: RunConfig, contract: ModelContract) -> tuple[Co
 def derive_closing_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
     """What the rank issues once a step, after the micro-batches: totals, gradients over dp, the gradient norm."""
     dp, dtype = run.parallel.dp, contract.setting.sum_dtype
-    over_dp = (Collective(_REDUCE, "dp", dp, (contract.num_parameters,), dtype),) if dp > 1 else ()
+    over_dp = (Collective(REDUCE, "dp", dp, (contract.num_parameters,), dtype),) if dp > 1 else ()
     return (*_derive_totals(run), *over_dp, *derive_grad_norm_collectives(contract.setting))
 
 
 def derive_grad_norm_collectives(setting: Setting) -> tuple[Collective, ...]:
     """The one collective of the gradient norm: the sum of squares of what each rank counts."""
-    return (Collective(_REDUCE, "tp", setting.tp, (1,), setting.statistics_dtype),) if setting.tp > 1 else ()
+    return (Collective(REDUCE, "tp", setting.tp, (1,), setting.statistics_dtype),) if setting.tp > 1 else ()
 
 
 def _derive_totals(run: RunConfig) -> list[Collective]:
     """Loss, number of targets and wish to stop: gathered over dp, and the most of them over tp."""
     dp, tp = run.parallel.dp, run.parallel.tp
     over_dp = [Collective(_GATHER, "dp", dp, (dp, 3), "float64")] if dp > 1 else []
-    over_tp = [Collective(_REDUCE, "tp", tp, (3,), "float64", op="max")] if tp > 1 else []
+    over_tp = [Collective(REDUCE, "tp", tp, (3,), "float64", op="max")] if tp > 1 else []
     return [*over_dp, *over_tp]

@@ -12,7 +12,7 @@ from plait.config.model import GptConfig, LlamaConfig
 from plait.contract.block import derive_block
 from plait.contract.model import derive_model, derive_ownership
 from plait.contract.op import Op
-from plait.contract.report.linear import Boundary, Cut, LinearShape, derive_linear_cases
+from plait.contract.report.linear import Declaration, DeclaredLayout, LinearKind, LinearShape, derive_linear_cases
 from plait.contract.report.tally import build_tally
 from plait.contract.setting import Setting
 from plait.contract.step import list_collectives, list_gemms
@@ -22,6 +22,8 @@ GPT = GptConfig(num_layers=2, width=8192, num_heads=64, vocab_size=51_200, max_s
 GATED_MLP = LlamaConfig(
     num_layers=1, width=4096, num_heads=32, num_kv_heads=32, mlp_width=16_384, vocab_size=32_000, max_seq_len=8192
 )
+COLUMN = Declaration(LinearKind.COLUMN, DeclaredLayout.REPLICATED, DeclaredLayout.FEATURE_SHARDED)
+ROW = Declaration(LinearKind.ROW, DeclaredLayout.FEATURE_SHARDED, DeclaredLayout.REPLICATED)
 
 
 def derive_ops(config: GptConfig | LlamaConfig, setting: Setting) -> dict[str, Op]:
@@ -36,11 +38,11 @@ def kinds(op: Op) -> tuple[list[str], list[str]]:
 class TestLesson:
     """X[8192, 8192] times W[8192, 32768], and the gated MLP of width 4096 and 16384, over four ranks."""
 
-    def derive(self, cut: Cut, source: Boundary, target: Boundary, tp: int = 4) -> Op:
-        return derive_linear_cases(LinearShape(8192, 8192, 32_768), [tp], cut, source, target, "bfloat16")[0].ops[0]
+    def derive(self, declaration: Declaration, tp: int = 4) -> Op:
+        return derive_linear_cases(LinearShape(8192, 8192, 32_768), [tp], declaration, "bfloat16")[0].ops[0]
 
     def test_column_parallel_shards(self) -> None:
-        op = self.derive(Cut.COLUMN, Boundary.REPLICATED, Boundary.FEATURE_SHARDED)
+        op = self.derive(COLUMN)
         (weight,) = op.parameters
         assert weight.layout.local_shape(3) == (8192, 8192)
         assert [str(own.intervals(3)[0]) for own in [weight.ownership]] == ["24576:32768"]
@@ -48,30 +50,30 @@ class TestLesson:
         assert op.outputs[0].layout.local_shape(3) == (8192, 8192)
 
     def test_column_parallel_needs_no_reduction_forward_and_one_of_the_input_gradient_backward(self) -> None:
-        op = self.derive(Cut.COLUMN, Boundary.REPLICATED, Boundary.FEATURE_SHARDED)
+        op = self.derive(COLUMN)
         assert kinds(op) == ([], ["all_reduce"])
         assert list_collectives(op.backward)[0].shape == (8192, 8192)
 
     def test_a_full_output_takes_an_all_gather(self) -> None:
-        op = self.derive(Cut.COLUMN, Boundary.REPLICATED, Boundary.REPLICATED)
+        op = self.derive(Declaration(LinearKind.COLUMN, DeclaredLayout.REPLICATED, DeclaredLayout.REPLICATED))
         assert kinds(op) == (["all_gather"], ["all_reduce"])
         (gather,) = list_collectives(op.forward)
         assert (gather.shape, gather.dim) == ((8192, 32_768), 1)
 
     def test_row_parallel_with_replicated_output_reduces_forward_only(self) -> None:
-        op = self.derive(Cut.ROW, Boundary.FEATURE_SHARDED, Boundary.REPLICATED)
+        op = self.derive(ROW)
         assert op.parameters[0].layout.local_shape(0) == (32_768, 2048)
         assert kinds(op) == (["all_reduce"], [])
 
     def test_row_parallel_with_token_sharded_output_gathers_its_gradient(self) -> None:
-        op = self.derive(Cut.ROW, Boundary.FEATURE_SHARDED, Boundary.TOKEN_SHARDED)
+        op = self.derive(Declaration(LinearKind.ROW, DeclaredLayout.FEATURE_SHARDED, DeclaredLayout.TOKEN_SHARDED))
         assert kinds(op) == (["reduce_scatter"], ["all_gather"])
         assert op.outputs[0].layout.local_shape(1) == (2048, 32_768)
 
     @pytest.mark.parametrize("tp", [1, 2, 4, 8])
     def test_a_higher_degree_narrows_n_of_a_column_and_k_of_a_row(self, tp: int) -> None:
-        column = list_gemms(self.derive(Cut.COLUMN, Boundary.REPLICATED, Boundary.FEATURE_SHARDED, tp).forward)[0]
-        row = list_gemms(self.derive(Cut.ROW, Boundary.FEATURE_SHARDED, Boundary.REPLICATED, tp).forward)[0]
+        column = list_gemms(self.derive(COLUMN, tp).forward)[0]
+        row = list_gemms(self.derive(ROW, tp).forward)[0]
         assert (column.m, column.k, column.n) == (8192, 8192, 32_768 // tp)
         assert (row.m, row.k, row.n) == (8192, 8192 // tp, 32_768)
 

@@ -8,13 +8,23 @@ from plait.contract.linear import LinearParameters, derive_column_group, derive_
 from plait.contract.op import Op
 from plait.contract.parameter import Parameter, derive_parameter_ownership
 from plait.contract.plan import Column, Role, Row
-from plait.contract.report.linear import Boundary, Cut, LinearShape, derive_linear_cases, list_boundaries
+from plait.contract.report.linear import (
+    Declaration,
+    DeclaredLayout,
+    LinearKind,
+    LinearShape,
+    derive_linear_cases,
+    list_declarations,
+)
 from plait.contract.setting import Setting
 from plait.contract.step import Gemm, list_collectives, list_gemms, sum_flops
 from plait.errors import ShardingError
 from plait.sharding import KeyValueHeads, QueryHeads
 
 SHAPE = LinearShape(m=12, k=24, n=36)
+COLUMN, ROW = LinearKind.COLUMN, LinearKind.ROW
+R, T, F = DeclaredLayout.REPLICATED, DeclaredLayout.TOKEN_SHARDED, DeclaredLayout.FEATURE_SHARDED
+DECLARATIONS = [Declaration(*parts) for parts in product(LinearKind, DeclaredLayout, DeclaredLayout)]
 
 
 def build_linear(
@@ -99,25 +109,18 @@ def test_a_row_linear_reduces_its_output_and_its_bias_moves_nothing(
     assert describe(op, "backward") == backward
 
 
-def test_one_rank_moves_nothing() -> None:
-    for cut in Cut:
-        for source, target in product(Boundary, Boundary):
-            (case,) = derive_linear_cases(SHAPE, [1], cut, source, target, "float32")
-            assert list_collectives((*case.ops[0].forward, *case.ops[0].backward)) == []
+@pytest.mark.parametrize("declaration", DECLARATIONS, ids=str)
+def test_one_rank_moves_nothing(declaration: Declaration) -> None:
+    (case,) = derive_linear_cases(SHAPE, [1], declaration, "float32")
+    assert list_collectives((*case.ops[0].forward, *case.ops[0].backward)) == []
 
 
-@given(
-    st.integers(1, 6),
-    st.tuples(*[st.integers(6, 40)] * 3),
-    st.sampled_from(Cut),
-    st.sampled_from(Boundary),
-    st.sampled_from(Boundary),
-)
+@given(st.integers(1, 6), st.tuples(*[st.integers(6, 40)] * 3), st.sampled_from(DECLARATIONS))
 def test_ranks_share_the_work_and_own_the_weight_once(
-    tp: int, sizes: tuple[int, int, int], cut: Cut, source: Boundary, target: Boundary
+    tp: int, sizes: tuple[int, int, int], declaration: Declaration
 ) -> None:
     shape = LinearShape(*sizes)
-    (case,) = derive_linear_cases(shape, [tp], cut, source, target, "float32")
+    (case,) = derive_linear_cases(shape, [tp], declaration, "float32")
     whole = 2 * shape.m * shape.k * shape.n
     assert sum(sum_flops(op.forward) for op in case.ops) == whole
     assert sum(sum_flops(op.backward) for op in case.ops) == 2 * whole
@@ -125,9 +128,9 @@ def test_ranks_share_the_work_and_own_the_weight_once(
     assert sum(weight.local_shape(rank)[0] * weight.local_shape(rank)[1] for rank in range(tp)) == shape.k * shape.n
 
 
-@given(st.integers(2, 6), st.sampled_from(Cut), st.sampled_from(Boundary), st.sampled_from(Boundary))
-def test_gemms_of_a_rank_fit_its_local_shapes(tp: int, cut: Cut, source: Boundary, target: Boundary) -> None:
-    (case,) = derive_linear_cases(SHAPE, [tp], cut, source, target, "float32")
+@given(st.integers(2, 6), st.sampled_from(DECLARATIONS))
+def test_gemms_of_a_rank_fit_its_local_shapes(tp: int, declaration: Declaration) -> None:
+    (case,) = derive_linear_cases(SHAPE, [tp], declaration, "float32")
     for setting, op in zip(case.settings, case.ops, strict=True):
         out, width = op.parameters[0].ownership.local_shape(setting.rank)
         forward, dgrad, wgrad = list_gemms((*op.forward, *op.backward))
@@ -136,26 +139,23 @@ def test_gemms_of_a_rank_fit_its_local_shapes(tp: int, cut: Cut, source: Boundar
         assert (wgrad.m, wgrad.k, wgrad.n) == (out, SHAPE.m, width)
 
 
-R, T, F = Boundary.REPLICATED, Boundary.TOKEN_SHARDED, Boundary.FEATURE_SHARDED
-
-
 @pytest.mark.parametrize(
-    ("cut", "source", "target", "forward", "backward"),
+    ("declaration", "forward", "backward"),
     [
-        (Cut.COLUMN, R, F, [], ["all_reduce dx"]),
-        (Cut.COLUMN, R, R, ["all_gather y"], ["all_reduce dx"]),
-        (Cut.COLUMN, T, F, ["all_gather x"], ["all_gather x", "reduce_scatter dx"]),
-        (Cut.COLUMN, R, T, ["all_to_all y"], ["all_to_all dy", "all_reduce dx"]),
-        (Cut.ROW, F, R, ["all_reduce y"], []),
-        (Cut.ROW, F, T, ["reduce_scatter y"], ["all_gather dy"]),
-        (Cut.ROW, R, R, ["all_reduce y"], ["all_gather dx"]),
-        (Cut.ROW, T, R, ["all_to_all x", "all_reduce y"], ["all_to_all dx"]),
+        (Declaration(COLUMN, R, F), [], ["all_reduce dx"]),
+        (Declaration(COLUMN, R, R), ["all_gather y"], ["all_reduce dx"]),
+        (Declaration(COLUMN, T, F), ["all_gather x"], ["all_gather x", "reduce_scatter dx"]),
+        (Declaration(COLUMN, R, T), ["all_to_all y"], ["all_to_all dy", "all_reduce dx"]),
+        (Declaration(ROW, F, R), ["all_reduce y"], []),
+        (Declaration(ROW, F, T), ["reduce_scatter y"], ["all_gather dy"]),
+        (Declaration(ROW, R, R), ["all_reduce y"], ["all_gather dx"]),
+        (Declaration(ROW, T, R), ["all_to_all x", "all_reduce y"], ["all_to_all dx"]),
     ],
 )
 def test_the_collectives_follow_the_declared_layouts(
-    cut: Cut, source: Boundary, target: Boundary, forward: list[str], backward: list[str]
+    declaration: Declaration, forward: list[str], backward: list[str]
 ) -> None:
-    (case,) = derive_linear_cases(SHAPE, [3], cut, source, target, "float32")
+    (case,) = derive_linear_cases(SHAPE, [3], declaration, "float32")
     moves = [
         [step.removesuffix(" over tp") for step in describe(case.ops[2], phase) if "over" in step]
         for phase in ("forward", "backward")
@@ -164,20 +164,20 @@ def test_the_collectives_follow_the_declared_layouts(
 
 
 def test_layouts_that_are_not_declared_are_those_between_transformer_layers() -> None:
-    assert list_boundaries(Cut.COLUMN, None, None) == [(R, F), (T, F)]
-    assert list_boundaries(Cut.ROW, None, None) == [(F, R), (F, T)]
-    assert list_boundaries(Cut.ROW, T, None) == [(T, R), (T, T)]
-    assert list_boundaries(Cut.COLUMN, R, R) == [(R, R)]
+    assert list_declarations(COLUMN, None, None) == [Declaration(COLUMN, R, F), Declaration(COLUMN, T, F)]
+    assert list_declarations(ROW, None, None) == [Declaration(ROW, F, R), Declaration(ROW, F, T)]
+    assert list_declarations(ROW, T, None) == [Declaration(ROW, T, R), Declaration(ROW, T, T)]
+    assert list_declarations(COLUMN, R, R) == [Declaration(COLUMN, R, R)]
 
 
 @pytest.mark.parametrize(
-    ("cut", "source", "target", "dim"),
+    ("declaration", "dim"),
     [
-        (Cut.COLUMN, R, F, "N = 36"),
-        (Cut.ROW, F, R, "K = 24"),
-        (Cut.COLUMN, T, F, "M = 12"),
+        (Declaration(COLUMN, R, F), "N = 36"),
+        (Declaration(ROW, F, R), "K = 24"),
+        (Declaration(COLUMN, T, F), "M = 12"),
     ],
 )
-def test_a_rank_without_a_part_is_refused(cut: Cut, source: Boundary, target: Boundary, dim: str) -> None:
-    with pytest.raises(ShardingError, match=rf"{cut} parallel, X {source} -> Y {target}: {dim} cannot be cut over 40"):
-        derive_linear_cases(SHAPE, [40], cut, source, target, "float32")
+def test_a_rank_without_a_part_is_refused(declaration: Declaration, dim: str) -> None:
+    with pytest.raises(ShardingError, match=rf"{declaration}: {dim} cannot be cut over 40"):
+        derive_linear_cases(SHAPE, [40], declaration, "float32")

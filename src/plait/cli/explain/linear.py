@@ -20,12 +20,12 @@ from plait.cli.explain.show import (
 )
 from plait.contract.op import Op
 from plait.contract.report.linear import (
-    Boundary,
-    Cut,
+    DeclaredLayout,
     LinearCase,
+    LinearKind,
     LinearShape,
     derive_linear_cases,
-    list_boundaries,
+    list_declarations,
 )
 from plait.contract.report.record import build_op_record
 from plait.contract.report.tally import count_collectives
@@ -35,7 +35,7 @@ from plait.dtype import DType, width_bytes
 from plait.errors import ConfigError
 from plait.units import format_bytes, format_flops
 
-_BOUNDARIES = click.Choice([boundary.value for boundary in Boundary])
+_LAYOUTS = click.Choice([layout.value for layout in DeclaredLayout])
 _FLOATS = [dtype for dtype in get_args(DType) if "float" in dtype]
 
 
@@ -70,8 +70,8 @@ class _Degrees(click.ParamType[list[int]]):
 @click.argument("shape", type=_Shape(), metavar="MxKxN")
 @click.option("--degrees", type=_Degrees(), default="1,2,4,8", show_default=True, help="Tensor-parallel degrees")
 @click.option("--dtype", type=click.Choice(_FLOATS), default="bfloat16", show_default=True)
-@click.option("--input", "source", type=_BOUNDARIES, help="How X arrives [default: as between transformer layers]")
-@click.option("--output", "target", type=_BOUNDARIES, help="How Y leaves [default: as between transformer layers]")
+@click.option("--input", "source", type=_LAYOUTS, help="How X arrives [default: as between transformer layers]")
+@click.option("--output", "target", type=_LAYOUTS, help="How Y leaves [default: as between transformer layers]")
 @json_option
 def command(
     shape: LinearShape, degrees: list[int], dtype: DType, source: str | None, target: str | None, as_json: bool
@@ -82,10 +82,10 @@ def command(
     FLOPs, arithmetic intensity, and whether the local GEMMs still fill efficient tiles. A column-parallel linear leaves
     Y feature-sharded for a row-parallel one to take, unless --input or --output say otherwise.
     """
-    ends = Boundary(source) if source else None, Boundary(target) if target else None
+    ends = DeclaredLayout(source) if source else None, DeclaredLayout(target) if target else None
     cases = {
-        cut: [derive_linear_cases(shape, degrees, cut, *between, dtype) for between in list_boundaries(cut, *ends)]
-        for cut in Cut
+        kind: [derive_linear_cases(shape, degrees, declared, dtype) for declared in list_declarations(kind, *ends)]
+        for kind in LinearKind
     }
     if as_json:
         click.echo(
@@ -104,9 +104,9 @@ def _build_record(shape: LinearShape, dtype: DType, cases: Sequence[LinearCase])
         "dims": {"T": shape.m, "K": shape.k, "N": shape.n},
         "cases": [
             {
-                "cut": case.cut,
-                "input": case.source,
-                "output": case.target,
+                "cut": case.declaration.kind,
+                "input": case.declaration.source,
+                "output": case.declaration.target,
                 "tp": case.tp,
                 "ranks": [
                     {"rank": setting.rank, **build_op_record(op, setting)}
@@ -118,24 +118,24 @@ def _build_record(shape: LinearShape, dtype: DType, cases: Sequence[LinearCase])
     }
 
 
-def _describe(shape: LinearShape, dtype: DType, cases: dict[Cut, list[list[LinearCase]]]) -> Iterator[Part]:
+def _describe(shape: LinearShape, dtype: DType, cases: dict[LinearKind, list[list[LinearCase]]]) -> Iterator[Part]:
     sizes = {"X": shape.m * shape.k, "W": shape.k * shape.n, "Y": shape.m * shape.n}
     listed = ", ".join(f"{name} {format_bytes(size * width_bytes(dtype))}" for name, size in sizes.items())
     yield f"Y[M, N] = X[M, K] @ W[K, N], M {shape.m}, K {shape.k}, N {shape.n}, {dtype}: {listed}"
-    for cut, layouts in cases.items():
-        along = "N, the columns of Y" if cut is Cut.COLUMN else "K, over which Y is summed"
-        yield Heading(f"\n{cut} parallel: W is cut along {along}\n")
+    for kind, layouts in cases.items():
+        along = "N, the columns of Y" if kind is LinearKind.COLUMN else "K, over which Y is summed"
+        yield Heading(f"\n{kind} parallel: W is cut along {along}\n")
         yield _build_rank_table(layouts[0])
         yield from _list_tile_notes(layouts[0])
         for row in layouts:
-            yield Heading(f"\n{cut} parallel, X {row[0].source} -> Y {row[0].target}\n")
+            yield Heading(f"\n{row[0].declaration}\n")
             yield _build_boundary_table(row)
 
 
 def _build_rank_table(cases: Sequence[LinearCase]) -> Table:
     """What does not depend on the layouts outside; of rank 0, which holds the most."""
     numbers = ("tp", "forward", "backward", "FLOP/B")
-    owned = f"{'columns' if cases[0].cut is Cut.COLUMN else 'rows'} of W owned"
+    owned = f"{'columns' if cases[0].declaration.kind is LinearKind.COLUMN else 'rows'} of W owned"
     table = Table(("tp", "W per rank", owned, "forward", "backward", "FLOP/B", "tiles"), right=numbers)
     for case in cases:
         op = case.ops[0]

@@ -12,11 +12,11 @@ from plait.cli.explain.ops import build_op_table
 from plait.cli.explain.show import Heading, Part, print_all
 from plait.config.load import load_run_config
 from plait.config.run import RunConfig
-from plait.contract.model import ModelContract, derive_model
+from plait.contract.model import ModelContract
 from plait.contract.report.record import build_count_record, build_op_record, build_tally_record
 from plait.contract.report.step import build_step_tally
 from plait.contract.report.tally import build_tally
-from plait.contract.training import build_setting
+from plait.contract.training import derive_run_model
 from plait.errors import ConfigError
 
 
@@ -56,8 +56,7 @@ def _list_modes(run: RunConfig) -> list[RunConfig]:
 
 
 def _derive(run: RunConfig, rank: int, block: int | None) -> ModelContract:
-    smoothing = run.train.label_smoothing > 0
-    return derive_model(run.model, build_setting(run, rank), block=block or 0, label_smoothing=smoothing)
+    return derive_run_model(run, rank, block=block or 0)
 
 
 def _list_rank_flops(run: RunConfig, block: int | None) -> list[int]:

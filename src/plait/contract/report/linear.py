@@ -15,7 +15,7 @@ from plait.errors import ShardingError
 from plait.sharding import Invariant, Placement, Shard
 
 
-class Boundary(StrEnum):
+class DeclaredLayout(StrEnum):
     """How an activation is laid out where it enters or leaves a linear."""
 
     REPLICATED = "replicated"
@@ -26,19 +26,31 @@ class Boundary(StrEnum):
     def placement(self) -> Placement:
         """Its state on tp."""
         match self:
-            case Boundary.REPLICATED:
+            case DeclaredLayout.REPLICATED:
                 return Invariant()
-            case Boundary.TOKEN_SHARDED:
+            case DeclaredLayout.TOKEN_SHARDED:
                 return Shard(0)
-            case Boundary.FEATURE_SHARDED:
+            case DeclaredLayout.FEATURE_SHARDED:
                 return Shard(1)
 
 
-class Cut(StrEnum):
+class LinearKind(StrEnum):
     """Which dim of the weight is cut."""
 
     COLUMN = "column"
     ROW = "row"
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A linear cut one way between two declared layouts."""
+
+    kind: LinearKind
+    source: DeclaredLayout
+    target: DeclaredLayout
+
+    def __str__(self) -> str:
+        return f"{self.kind} parallel, X {self.source} -> Y {self.target}"
 
 
 @dataclass(frozen=True)
@@ -52,12 +64,9 @@ class LinearShape:
 
 @dataclass(frozen=True)
 class LinearCase:
-    """A linear cut one way between two layouts at one degree: what each rank does."""
+    """A declared linear at one degree: what each rank does."""
 
-    shape: LinearShape
-    cut: Cut
-    source: Boundary
-    target: Boundary
+    declaration: Declaration
     settings: tuple[Setting, ...]
     ops: tuple[Op, ...]
 
@@ -67,15 +76,18 @@ class LinearCase:
         return len(self.ops)
 
 
-def list_boundaries(cut: Cut, source: Boundary | None, target: Boundary | None) -> list[tuple[Boundary, Boundary]]:
-    """Layouts in and out; where one is not declared, those between which a transformer cuts linears this way."""
-    outside, inside = (Boundary.REPLICATED, Boundary.TOKEN_SHARDED), (Boundary.FEATURE_SHARDED,)
-    sources, targets = (outside, inside) if cut is Cut.COLUMN else (inside, outside)
-    return list(product((source,) if source else sources, (target,) if target else targets))
+def list_declarations(
+    kind: LinearKind, source: DeclaredLayout | None, target: DeclaredLayout | None
+) -> list[Declaration]:
+    """Layouts in and out; where one is not given, those between which a transformer cuts linears this way."""
+    outside, inside = (DeclaredLayout.REPLICATED, DeclaredLayout.TOKEN_SHARDED), (DeclaredLayout.FEATURE_SHARDED,)
+    sources, targets = (outside, inside) if kind is LinearKind.COLUMN else (inside, outside)
+    pairs = product((source,) if source else sources, (target,) if target else targets)
+    return [Declaration(kind, *pair) for pair in pairs]
 
 
 def derive_linear_cases(
-    shape: LinearShape, degrees: Sequence[int], cut: Cut, source: Boundary, target: Boundary, dtype: DType
+    shape: LinearShape, degrees: Sequence[int], declaration: Declaration, dtype: DType
 ) -> list[LinearCase]:
     """One case per degree.
 
@@ -84,31 +96,34 @@ def derive_linear_cases(
     """
     cases = []
     for tp in degrees:
-        _check_degree(shape, tp, cut, source, target)
+        _check_degree(shape, tp, declaration)
         settings = tuple(Setting(1, shape.m, tp, rank, dtype=dtype) for rank in range(tp))
-        ops = tuple(_derive_op(shape, setting, cut, source, target) for setting in settings)
-        cases.append(LinearCase(shape, cut, source, target, settings, ops))
+        ops = tuple(_derive_op(shape, setting, declaration) for setting in settings)
+        cases.append(LinearCase(declaration, settings, ops))
     return cases
 
 
-def _check_degree(shape: LinearShape, tp: int, cut: Cut, source: Boundary, target: Boundary) -> None:
+def _check_degree(shape: LinearShape, tp: int, declaration: Declaration) -> None:
+    kind, source, target = declaration.kind, declaration.source, declaration.target
     is_cut = {
-        "M": (shape.m, Boundary.TOKEN_SHARDED in (source, target)),
-        "K": (shape.k, cut is Cut.ROW or source is Boundary.FEATURE_SHARDED),
-        "N": (shape.n, cut is Cut.COLUMN or target is Boundary.FEATURE_SHARDED),
+        "M": (shape.m, DeclaredLayout.TOKEN_SHARDED in (source, target)),
+        "K": (shape.k, kind is LinearKind.ROW or source is DeclaredLayout.FEATURE_SHARDED),
+        "N": (shape.n, kind is LinearKind.COLUMN or target is DeclaredLayout.FEATURE_SHARDED),
     }
     for dim, (size, applies) in is_cut.items():
         if applies and size < tp:
             raise ShardingError(
-                f"{cut} parallel, X {source} -> Y {target}: {dim} = {size} cannot be cut over {tp} ranks",
+                f"{declaration}: {dim} = {size} cannot be cut over {tp} ranks",
                 hint=f"use degrees of at most {size}: a rank would have nothing",
             )
 
 
-def _derive_op(shape: LinearShape, setting: Setting, cut: Cut, source: Boundary, target: Boundary) -> Op:
-    role = Column() if cut is Cut.COLUMN else Row()
+def _derive_op(shape: LinearShape, setting: Setting, declaration: Declaration) -> Op:
+    is_column = declaration.kind is LinearKind.COLUMN
+    role = Column() if is_column else Row()
     ownership = derive_parameter_ownership("weight", (shape.n, shape.k), role, setting.tp, sequence_parallel=True)
     linear = LinearParameters("linear", Parameter(ownership, ("N", "K")))
-    if cut is Cut.COLUMN:
-        return derive_column_group(setting, [linear], source=source.placement, target=target.placement)
-    return derive_row(setting, linear, source=source.placement, target=target.placement)
+    source, target = declaration.source.placement, declaration.target.placement
+    if is_column:
+        return derive_column_group(setting, [linear], source=source, target=target)
+    return derive_row(setting, linear, source=source, target=target)
