@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from math import prod
 
 import pytest
@@ -5,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.config.model import GptConfig, LlamaConfig
+from plait.config.parallel import ParallelConfig
 from plait.config.presets import list_presets, load_preset
+from plait.config.run import RunConfig
 from plait.contract.model import derive_model, derive_ownership, derive_plan
 from plait.contract.plan import Column, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.setting import Setting
@@ -101,6 +104,33 @@ def test_tied_embeddings_are_one_parameter_with_two_uses() -> None:
 def test_a_degree_that_cannot_be_realised_names_the_parameter() -> None:
     with pytest.raises(ShardingError, match=r"layers\.0\.attention\.wq\.weight \[64, 64\]: 8 query heads .* 9 ranks"):
         derive_ownership(GROUPED, 9)
+
+
+def _is_accepted(build: Callable[[], object]) -> bool:
+    try:
+        build()
+    except ValueError:
+        return False
+    return True
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 12), st.integers(1, 12), st.integers(1, 12))
+def test_a_config_accepts_exactly_the_degrees_that_can_be_realised(
+    num_kv_heads: int, group: int, mlp_width: int, vocab_size: int, tp: int
+) -> None:
+    """FIELD 3.22: what no plan can realise is refused with the config, before anything runs."""
+    model = LlamaConfig(
+        num_layers=1,
+        width=8,
+        num_heads=num_kv_heads * group,
+        num_kv_heads=num_kv_heads,
+        head_width=2,
+        mlp_width=mlp_width,
+        vocab_size=vocab_size,
+        max_seq_len=64,
+    )
+    is_accepted = _is_accepted(lambda: RunConfig(model=model, parallel=ParallelConfig(tp=tp)))
+    assert is_accepted == _is_accepted(lambda: derive_ownership(model, tp))
 
 
 @pytest.mark.parametrize("config", [GROUPED, GPT])
