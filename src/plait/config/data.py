@@ -13,7 +13,7 @@ def _wrap_single(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Path = Annotated[str, Field(min_length=1)]
+NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class DataConfig(Section):
@@ -21,13 +21,13 @@ class DataConfig(Section):
 
     kind: Literal["text", "jsonl", "tokens"]
     """Plain text, one JSON object a line, or token ids written before."""
-    paths: Annotated[tuple[Path, ...], Field(strict=False), BeforeValidator(_wrap_single)]
+    paths: Annotated[tuple[NonEmpty, ...], Field(strict=False), BeforeValidator(_wrap_single)]
     """Files, folders (every file below, hidden ones aside) or glob patterns (`src/**/*.py`)."""
-    tokenizer: Path | None = None
+    tokenizer: NonEmpty | None = None
     """A JSON file of the `tokenizers` library."""
-    text_key: Annotated[str, Field(min_length=1)] = "text"
+    text_key: NonEmpty = "text"
     """The key of a JSON line that holds the text."""
-    end_of_text: Path | None = None
+    end_of_text: NonEmpty | None = None
     """The token put after every document; the tokenizer's usual one unless given."""
 
     def conflicts(self) -> Iterator[Problem]:

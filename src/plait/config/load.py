@@ -79,13 +79,21 @@ def _drop_unknown_keys(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Pr
         for name, value in table.items():
             key = f"{section}.{name}".lstrip(".")
             if section in kinds and name not in kinds[section].model_fields:
-                problems.append(Problem(key, "unknown key", describe_nearest(name, kinds[section].model_fields)))
+                problems.append(Problem(key, "unknown key", _describe_nearest_key(name, section, kinds)))
             else:
                 kept[name] = clean(value, key) if isinstance(value, Mapping) else value
         return kept
 
     problems: list[Problem] = []
     return clean(tree, ""), problems
+
+
+def _describe_nearest_key(name: str, section: str, kinds: Mapping[str, type[Section]]) -> str:
+    """The key of that very name in another section (`parallel.tp` for `tp`), or else the nearest in `section`."""
+    elsewhere = [f"{other}.{name}".lstrip(".") for other, kind in kinds.items() if name in kind.model_fields]
+    if elsewhere:
+        return describe_nearest(name, elsewhere, cutoff=0)
+    return describe_nearest(name, kinds[section].model_fields)
 
 
 def _build_valid_sections(tree: Mapping[str, Any]) -> dict[str, Section]:

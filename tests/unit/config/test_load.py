@@ -131,6 +131,9 @@ def test_override_that_cannot_be_is_one_clear_error(run_file: Path, overrides: l
         ("train.step=3", 'did you mean "steps"?'),
         ("sede=3", 'did you mean "seed"?'),
         ("parallel.zzz=3", "known are dp, sequence_parallel, tp"),
+        ("tp=3", 'did you mean "parallel.tp"?'),
+        ("train.reduce=float32", 'did you mean "precision.reduce"?'),
+        ("train.seed=3", 'did you mean "seed"?'),
     ],
 )
 def test_unknown_key_names_the_nearest(run_file: Path, override: str, hint: str) -> None:
