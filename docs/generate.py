@@ -3,6 +3,10 @@
 import ast
 import inspect
 import json
+import os
+import re
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -27,6 +31,7 @@ from plait.errors import PlaitError
 ROOT = Path(__file__).parents[1]
 README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference"
 OVERHEAD = ROOT / "benchmarks" / "host_overhead.json"
+CONSOLE = re.compile(r"```console\n\$ (plait .+)\n(?:.*\n)*?```\n")
 BEGIN, END = "<!-- measured: written by docs/generate.py -->\n", "<!-- end of measured -->\n"
 NOTE = "<!-- written by docs/generate.py; `make docs` -->\n"
 SECTIONS: dict[str, type[Section]] = {
@@ -184,11 +189,21 @@ def build_overhead_result() -> str:
 
 
 def build_readme() -> str:
-    """The README with its measured result put in again."""
-    before, begin, rest = README.read_text().partition(BEGIN)
+    """The README with what its command prints and its measured result put in again."""
+    text = CONSOLE.sub(lambda block: f"```console\n$ {block[1]}\n{_run(block[1])}```\n", README.read_text())
+    before, begin, rest = text.partition(BEGIN)
     assert begin, README
     assert END in rest, README
     return before + BEGIN + build_overhead_result() + END + rest.partition(END)[2]
+
+
+def _run(command: str) -> str:
+    """What a command prints, in plain text."""
+    plain = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb"}
+    run = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)], cwd=ROOT, env=plain, capture_output=True, text=True, check=True
+    )
+    return "".join(f"{line.rstrip()}\n" for line in run.stdout.splitlines())
 
 
 def _build_page(build: Callable[[], str]) -> Callable[[], str]:
