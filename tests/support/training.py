@@ -37,9 +37,15 @@ def save_tokens(folder: Path, *, num_tokens: int = 2001, vocab_size: int = 67, s
 
 
 def build_run(
-    folder: Path, *, model: ModelConfig = LLAMA, parallel: dict[str, Any] | None = None, name: str = "run", **train: Any
+    folder: Path,
+    *,
+    model: ModelConfig = LLAMA,
+    parallel: dict[str, Any] | None = None,
+    precision: dict[str, Any] | None = None,
+    name: str = "run",
+    **train: Any,
 ) -> RunConfig:
-    """A run of a few steps of 4 sequences of 16 tokens, in float32, in `folder`."""
+    """A run of a few steps of 4 sequences of 16 tokens, in float32 unless asked otherwise, in `folder`."""
     tokens = folder / "tokens.npy"
     settings: dict[str, Any] = {
         "steps": 6,
@@ -54,7 +60,7 @@ def build_run(
         out_dir=str(folder / "runs"),
         model=model,
         parallel=ParallelConfig(**parallel or {}),
-        precision=PrecisionConfig(compute="float32"),
+        precision=PrecisionConfig(**precision or {"compute": "float32"}),
         data=DataConfig(kind="tokens", paths=(str(tokens if tokens.exists() else save_tokens(folder)),)),
         train=TrainConfig(**settings | train),
     )

@@ -1,7 +1,8 @@
 """Checks that ranks which must hold the same do: configs, batches, replicated parameters."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +23,26 @@ def check_same_config(run: RunConfig, mesh: Mesh) -> None:
     """Check that every rank was started with the same config.
 
     Raises:
-        ConfigError: on every rank, naming those that differ from rank 0, and a key.
+        ConfigError: on every rank, naming those that differ from rank 0, and in what.
     """
     configs = share(run.model_dump(mode="json"), mesh)
     differing = [rank for rank, config in enumerate(configs) if config != configs[0]]
     if differing:
-        other = configs[differing[0]]
-        sections = [key for key in configs[0] if configs[0][key] != other[key]]
+        keys = ", ".join(_list_differing_keys(configs[0], configs[differing[0]]))
         raise ConfigError(
-            f"ranks {', '.join(map(str, differing))} were started with another config than rank 0: "
-            f"{', '.join(sections)} differ",
+            f"the config of rank {', '.join(map(str, differing))} is not that of rank 0: {keys}",
             hint="start every rank with the same config file and the same overrides",
         )
+
+
+def _list_differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    """`train.steps`, for every value that is not the same in both."""
+    for key in {**one, **other}:
+        ours, theirs = one.get(key), other.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            yield from (f"{key}.{inner}" for inner in _list_differing_keys(ours, theirs))
+        elif ours != theirs:
+            yield f"{key} = {theirs!r}, not {ours!r}"
 
 
 def check_same_batch(batches: Sequence[MicroBatch], mesh: Mesh) -> None:

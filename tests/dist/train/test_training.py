@@ -23,9 +23,9 @@ from tests.support.training import GPT, LLAMA, build_run, read_losses, stop_duri
 
 Ranks = Callable[[int], LocalRanks]
 
-REORDERED = 1e-4
+REORDERED = 5e-5
 """Relative, of losses and gradient norms of six steps at a high learning rate: float32 sums in another order differ by
-2**-24 each, and every step of training carries the difference on and enlarges it."""
+2**-24 each, and every step of training carries the difference on and enlarges it. Measured: up to 1.2e-5."""
 
 
 def _train(run: RunConfig, stop_at: int | None = None) -> Summary:
@@ -130,17 +130,25 @@ def _reshard(run: RunConfig, checkpoint: Path) -> Path:
     return save(trainer, resume(trainer, checkpoint, identity), identity)
 
 
+@pytest.mark.parametrize(
+    "precision",
+    [{"compute": "float32"}, {"compute": "bfloat16"}, {"compute": "bfloat16", "reduce": "float32"}],
+    ids=["float32", "bfloat16", "bfloat16-reduced-in-float32"],
+)
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
-def test_a_step_issues_what_the_contract_promises(ranks: Ranks, tmp_path: Path, model: ModelConfig) -> None:
+def test_a_step_issues_what_the_contract_promises(
+    ranks: Ranks, tmp_path: Path, model: ModelConfig, precision: dict[str, Any]
+) -> None:
     """Two micro-batches, the totals, the gradients over dp, the gradient norm: kind, axis, shape, dtype and order."""
     fields: dict[str, Any] = {"gradient_accumulation": 2, "label_smoothing": 0.1}
-    run = build_run(tmp_path, model=model, parallel={"dp": 2, "tp": 2}, **fields)
+    run = build_run(tmp_path, model=model, parallel={"dp": 2, "tp": 2}, precision=precision, **fields)
     for rank, issued in enumerate(ranks(4).call(_trace_step, run=run)):
         assert issued == list(derive_step_collectives(run, derive_run_model(run, tp_rank=rank % 2)))
 
 
 def _trace_step(run: RunConfig) -> list[Collective]:
-    trainer = build_trainer(run, build_mesh(run.parallel.mesh_shape))
+    reduce_dtype = getattr(torch, run.precision.reduce_dtype)
+    trainer = build_trainer(run, build_mesh(run.parallel.mesh_shape, reduce_dtype=reduce_dtype))
     rows = torch.randint(0, 67, (4, 17), generator=torch.Generator().manual_seed(trainer.mesh.dp.rank))
     batch = MicroBatch(rows[:, :-1].contiguous(), rows[:, 1:].flatten(), 0)
     with trace.record() as recorded:
