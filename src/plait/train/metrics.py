@@ -25,6 +25,7 @@ _PEAK_BF16_FLOPS_PER_S = {
     "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H100 NVL": 835e12,
     "NVIDIA H200": 989.4e12,
+    "NVIDIA H200 NVL": 835e12,
     "NVIDIA B200": 2250e12,
 }
 """Dense bfloat16 peak by the start of the device's name, from NVIDIA's datasheets; of nothing else is a peak known."""
