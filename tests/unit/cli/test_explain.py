@@ -142,6 +142,17 @@ class TestModel:
         out = explain("gpt-22b", "--tp", "8", "--block", "0", "train.micro_batch_size=4", "train.seq_len=1024")
         assert "4 x 1024 tokens" in out
 
+    @pytest.mark.parametrize(
+        ("overrides", "note"),
+        [
+            (["train.gradient_accumulation=3"], "a step has 3 micro-batches: 192 tokens"),
+            (["parallel.dp=4"], "a step has 1 micro-batch on each of 4 dp ranks: 256 tokens"),
+        ],
+    )
+    def test_a_step_of_more_than_a_micro_batch_says_so(self, explain: Explain, overrides: list[str], note: str) -> None:
+        assert explain("llama-tiny", "--tp", "2", *overrides).splitlines()[-1] == note
+        assert "a step has" not in explain("llama-tiny", "--tp", "2")
+
     def test_the_rank_with_most_heads_is_shown(self, explain: Explain) -> None:
         """Two KV groups over three ranks: two share the heads of the first, the third has all of the second."""
         assert "rank 2 of 3" in explain("llama-tiny-gqa2", "--tp", "3", "--block", "0")

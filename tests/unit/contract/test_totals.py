@@ -8,7 +8,7 @@ import pytest
 from plait.config.load import load_run_config
 from plait.config.model import GptConfig
 from plait.config.run import RunConfig
-from plait.contract.report.step import StepTally, build_step_tally
+from plait.contract.report.training import StepTally, build_step_tally
 from plait.contract.training import derive_run_model
 from plait.sharding import Kind
 

@@ -3,8 +3,8 @@ from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig
 from plait.config.train import TrainConfig
-from plait.contract.report.step import build_step_tally
 from plait.contract.report.tally import build_tally, count_collectives
+from plait.contract.report.training import build_step_tally
 from plait.contract.training import build_setting, derive_run_model, derive_step_collectives
 
 MODEL = LlamaConfig(num_layers=2, width=64, num_heads=8, num_kv_heads=4, mlp_width=96, vocab_size=256, max_seq_len=64)

@@ -14,8 +14,8 @@ from plait.config.load import load_run_config
 from plait.config.run import RunConfig
 from plait.contract.model import ModelContract
 from plait.contract.report.record import build_count_record, build_op_record, build_tally_record
-from plait.contract.report.step import build_step_tally
 from plait.contract.report.tally import build_tally
+from plait.contract.report.training import build_step_tally
 from plait.contract.training import derive_run_model
 from plait.errors import ConfigError
 
@@ -87,6 +87,7 @@ def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block
         yield from tables.list_notes((*contract.block, *contract.exit))
         yield ""
         yield tables.build_step_table([(mode, build_step_tally(mode, each)) for mode, each in modes])
+        yield from tables.list_step_notes(modes[0][0])
     else:
         yield tables.build_block_table([(mode, build_tally(each.block)) for mode, each in modes])
         yield from tables.list_notes(contract.block)

@@ -6,9 +6,9 @@ from plait.cli.explain.show import NOTHING, Table, format_owners
 from plait.config.run import RunConfig
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
-from plait.contract.report.step import StepTally
 from plait.contract.report.tally import Tally
 from plait.contract.report.tile import list_tile_problems, summarize_tile_problems
+from plait.contract.report.training import StepTally
 from plait.contract.step import Gemm, list_gemms
 from plait.dtype import width_bytes
 from plait.sharding import Shard
@@ -99,6 +99,14 @@ def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]]) -> Table:
     for line, cells in lines.items():
         table.add_row(line, *cells)
     return table
+
+
+def list_step_notes(run: RunConfig) -> Iterator[str]:
+    """What a step is made of, where that is more than one micro-batch."""
+    repeats, dp = run.train.gradient_accumulation, run.parallel.dp
+    if repeats * dp > 1:
+        where = f" on each of {dp} dp ranks" if dp > 1 else ""
+        yield f"a step has {repeats} micro-batch{'es' if repeats > 1 else ''}{where}: {run.tokens_per_step} tokens"
 
 
 def _format_parameters(number: int, run: RunConfig) -> str:
