@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from plait.comm.mesh import Mesh
 from plait.errors import ConfigError, ShardingError
 from plait.parallel.rng import bernoulli_mask, derive_key
+from plait.parallel.tokens import check_own_tokens
 from plait.sharding import Interval, Split
 
 
@@ -70,19 +71,12 @@ class Dropout(_KeyedDropout):
         if not self.is_active:
             return x_TD
         width = x_TD.shape[-1]
-        own = self._derive_own_tokens(x_TD.numel() // width)
+        num_tokens = x_TD.shape[:-1].numel()
+        own = Interval(0, num_tokens) if self.mesh is None else check_own_tokens(x_TD, self.mesh, "dropout")
         first_token = self._require_first_token()
         rows = Interval(first_token + own.start, first_token + own.stop)
         mask = self._derive_mask(x_TD, (rows, Interval(0, width)), (rows.stop, width))
         return _Mask.apply(x_TD, mask, 1 / (1 - self.p))
-
-    def _derive_own_tokens(self, num_rows: int) -> Interval:
-        if self.mesh is None or self.mesh.tokens is None:
-            return Interval(0, num_rows)
-        own = self.mesh.tokens.intervals[self.mesh.tp.rank]
-        if len(own) != num_rows:
-            raise ShardingError(f"dropout got {num_rows} tokens, but tp rank {self.mesh.tp.rank} holds tokens {own}")
-        return own
 
 
 class AttentionDropout(_KeyedDropout):

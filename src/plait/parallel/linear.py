@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from plait.comm import collectives
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Axis, Mesh
+from plait.errors import ShardingError
 from plait.parallel.tokens import current_tokens
 from plait.sharding import Invariant, Partial, Placement, Replicate, Shard, Split, Transition, derive_transition
 
@@ -224,7 +225,17 @@ class RowParallelLinear(nn.Module):
         self.exit = exit
 
     def forward(self, x_shard: Tensor) -> Tensor:
-        """Multiply the own features, then sum over tp."""
+        """Multiply the own features, then sum over tp.
+
+        Raises:
+            ShardingError: the features are not the own ones.
+        """
+        own = self.weight.shape[1]
+        if x_shard.shape[-1] != own:
+            raise ShardingError(
+                f"{self.exit.name}: input {list(x_shard.shape)} does not end in the {own} features of this rank",
+                hint="a row linear takes what column linears give that are cut in the same units",
+            )
         return RowFunction.apply(x_shard, self.weight, self.bias, self.exit)
 
     def extra_repr(self) -> str:

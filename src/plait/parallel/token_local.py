@@ -9,7 +9,7 @@ from torch.func import functional_call
 from plait.comm import collectives
 from plait.comm.mesh import Mesh
 from plait.errors import ShardingError
-from plait.parallel.tokens import current_tokens
+from plait.parallel.tokens import check_own_tokens, current_tokens
 from plait.sharding import Invariant, Replicate, derive_transition
 
 _USE = derive_transition(Invariant(), Replicate())
@@ -70,6 +70,7 @@ class TokenLocalModule(nn.Module):
         return super().train(mode)
 
     def _own(self, x: Tensor) -> Tensor:
+        check_own_tokens(x, self.mesh, self.name)
         return x
 
     def extra_repr(self) -> str:

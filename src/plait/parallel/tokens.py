@@ -8,7 +8,7 @@ from torch import Tensor
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Mesh
 from plait.errors import ShardingError
-from plait.sharding import Invariant, Shard, Split, build_split
+from plait.sharding import Interval, Invariant, Shard, Split, build_split
 
 
 def enter_tokens(num_tokens: int, mesh: Mesh) -> Split:
@@ -29,6 +29,22 @@ def current_tokens(mesh: Mesh, where: str) -> Split:
             hint="start with a vocab_embedding, or with x_shard = plait.shard_tokens(x, mesh)",
         )
     return mesh.tokens
+
+
+def check_own_tokens(x: Tensor, mesh: Mesh, where: str) -> Interval:
+    """This rank's interval of tokens, of which `x` must be: whole tokens would have their gradient summed tp times.
+
+    Raises:
+        ShardingError: `x` has another number of tokens, or nothing said how many there are.
+    """
+    split = current_tokens(mesh, where)
+    own, num_tokens = split.intervals[mesh.tp.rank], x.shape[:-1].numel()
+    if num_tokens != len(own):
+        raise ShardingError(
+            f"{where}: got {num_tokens} tokens {list(x.shape)}, but tp rank {mesh.tp.rank} holds {own} of {split.size}",
+            hint="token_local modules work between the regions, on own tokens; plait.shard_tokens takes them",
+        )
+    return own
 
 
 def shard_tokens(x: Tensor, mesh: Mesh) -> Tensor:

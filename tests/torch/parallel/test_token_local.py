@@ -1,10 +1,13 @@
 """What a token-local module keeps of the one inside; its gradients are in tests/dist."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from plait.contract.plan import Plan
+from plait.errors import ShardingError
 from plait.parallel.apply import parallelize
+from plait.sharding import build_split
 from tests.support.lone_mesh import build_lone_mesh
 
 
@@ -22,7 +25,10 @@ class Shift(nn.Module):
 
 
 def build() -> nn.Module:
-    return parallelize(nn.ModuleDict({"norm": Shift()}), build_lone_mesh(2), Plan({"norm": "token_local"}))
+    """The module on rank 0 of two, which hold a token each."""
+    mesh = build_lone_mesh(2)
+    mesh.tokens = build_split(2, 2)
+    return parallelize(nn.ModuleDict({"norm": Shift()}), mesh, Plan({"norm": "token_local"}))
 
 
 def test_state_dict_is_that_of_the_unsharded_model():
@@ -32,8 +38,8 @@ def test_state_dict_is_that_of_the_unsharded_model():
 def test_buffers_are_moved_and_loaded_with_the_parameters():
     model = build().double().eval()
     model.load_state_dict({"norm.weight": torch.full((3,), 3.0), "norm.shift": torch.full((3,), 5.0)})
-    y = model["norm"](torch.ones(2, 3, dtype=torch.float64))
-    assert torch.equal(y, torch.full((2, 3), 8.0, dtype=torch.float64))
+    y = model["norm"](torch.ones(1, 3, dtype=torch.float64))
+    assert torch.equal(y, torch.full((1, 3), 8.0, dtype=torch.float64))
 
 
 def test_the_module_inside_is_in_the_same_mode():
@@ -41,3 +47,16 @@ def test_the_module_inside_is_in_the_same_mode():
     assert torch.equal(model["norm"](x), torch.full((1, 3), 11.0))
     assert torch.equal(model.eval()["norm"](x), torch.ones(1, 3))
     assert torch.equal(model.train()["norm"](x), torch.full((1, 3), 11.0))
+
+
+def test_whole_tokens_are_refused():
+    """FIELD 3.2, 3.8: every rank would have the whole gradient, and they would be summed."""
+    with pytest.raises(ShardingError, match=r"norm: got 2 tokens \[2, 3\], but tp rank 0 holds 0:1 of 2"):
+        build()["norm"](torch.ones(2, 3))
+
+
+def test_whole_features_are_refused():
+    """FIELD 3.2: a row linear takes the features of its rank."""
+    model = parallelize(nn.ModuleDict({"down": nn.Linear(5, 3)}), build_lone_mesh(2, 1), Plan({"down": "row"}))
+    with pytest.raises(ShardingError, match=r"down: input \[1, 5\] does not end in the 2 features of this rank"):
+        model["down"](torch.ones(1, 5))
