@@ -155,11 +155,11 @@ def draw_initial_weights_by_local_index() -> AbstractContextManager[Any]:
 
 
 def draw_token_masks_by_local_index() -> AbstractContextManager[Any]:
-    return patch.object(dropout.Dropout, "_derive_own_tokens", lambda self, num_rows: Interval(0, num_rows))
+    return patch.object(dropout.Dropout, "apply_mesh", lambda self, mesh: None)
 
 
 def draw_attention_masks_by_local_head() -> AbstractContextManager[Any]:
-    return patch.object(dropout.AttentionDropout, "_derive_own_heads", lambda self, num: (Interval(0, num), num))
+    return patch.object(dropout.AttentionDropout, "apply_heads", lambda self, split, rank: None)
 
 
 def forget_the_position_in_the_run() -> AbstractContextManager[Any]:
