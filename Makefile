@@ -24,6 +24,7 @@ setup: $(READY)  ## make .venv with torch, plait and the tools (once; again when
 # torch goes first and alone, at the tested version, so that nothing else decides which build is taken.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "plait needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; use make PYTHON=...")'
+	@echo "installing torch and the tools into $(VENV), once: about 1.2 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install -q -c constraints.txt -e '.[torch,tensorboard,dev]'

@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import time
 import tomllib
-from math import ceil
+from math import ceil, floor
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -100,8 +100,9 @@ def train_tokenizer(documents: list[str]) -> None:
     )
     tokenizer.train_from_iterator(documents[::2], trainer)
     tokenizer.save(str(FOLDER / "tokenizer.json"))
-    example = tokenizer.encode("def __init__(self, name: str) -> None:").tokens
-    console.print(f"  {' '.join(example)}", markup=False)
+    example = "def __init__(self, name: str) -> None:"
+    pieces = (example[start:stop] for start, stop in tokenizer.encode(example).offsets)
+    console.print(f"  {'|'.join(pieces)}", markup=False)
 
 
 def train(*, interrupt_half_way: bool = False) -> dict[str, Any]:
@@ -162,19 +163,38 @@ def draw(losses: list[float], interrupted_at: int, *, columns: int = 72, rows: i
 
 
 def save_svg(losses: list[float], interrupted_at: int) -> None:
-    """Write the curve as an image."""
-    high = max(losses)
-    points = " ".join(f"{800 * i / len(losses):.1f},{400 * (1 - loss / high):.1f}" for i, loss in enumerate(losses))
-    x = 800 * interrupted_at / len(losses)
-    (FOLDER / "loss.svg").write_text(
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -20 820 440" font-family="sans-serif" font-size="14">'
-        '<rect x="-10" y="-20" width="820" height="440" fill="white"/>'
-        f'<line x1="{x:.1f}" y1="0" x2="{x:.1f}" y2="400" stroke="gray" stroke-dasharray="4"/>'
-        f'<text x="{x + 6:.1f}" y="12">interrupted and resumed at step {interrupted_at}</text>'
-        f'<text x="0" y="-5">{high:.2f}</text><text x="740" y="390">{losses[-1]:.2f} at step {len(losses)}</text>'
-        f'<polyline points="{points}" fill="none" stroke="steelblue"/></svg>\n',
-        encoding="utf-8",
-    )
+    """Write the curve as an image: every step, and the mean of the last steps."""
+    low, high = floor(min(losses)), ceil(max(losses))
+
+    def place(step: float, loss: float) -> tuple[float, float]:
+        return 60 + 720 * step / len(losses), 40 + 360 * (high - loss) / (high - low)
+
+    def draw_line(values: list[float], style: str) -> str:
+        points = " ".join("{:.1f},{:.1f}".format(*place(i, value)) for i, value in enumerate(values, 1))
+        return f'<polyline points="{points}" fill="none" {style}/>'
+
+    def draw_text(x: float, y: float, text: str, anchor: str = "start") -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
+
+    means = [fmean(losses[max(0, stop - WINDOW) : stop]) for stop in range(1, len(losses) + 1)]
+    steps = [len(losses) * part // 4 for part in range(5)]
+    heights = {loss: place(0, loss)[1] for loss in range(low, high + 1)}
+    x, _ = place(interrupted_at, low)
+    grid = "".join(f"M60 {y:.1f}h720" for y in heights.values())
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 800 450" font-family="sans-serif" font-size="14">',
+        '<rect width="800" height="450" fill="white"/>',
+        f'<path d="{grid}" stroke="gainsboro"/>',
+        f'<path d="M{x:.1f} 40v360" stroke="gray" stroke-dasharray="4"/>',
+        draw_text(60, 24, f"training loss at each step; thick: mean of {WINDOW} steps"),
+        draw_text(x + 6, 56, f"interrupted and resumed at step {interrupted_at}"),
+        *(draw_text(52, y + 5, str(loss), "end") for loss, y in heights.items()),
+        *(draw_text(place(step, low)[0], 422, str(step), "middle") for step in steps),
+        draw_line(losses, 'stroke="lightsteelblue"'),
+        draw_line(means, 'stroke="steelblue" stroke-width="3"'),
+        "</svg>\n",
+    ]
+    (FOLDER / "loss.svg").write_text("\n".join(parts), encoding="utf-8")
 
 
 def verify() -> bool:

@@ -72,4 +72,4 @@ class RunLog:
     def _describe_start(self) -> str:
         run, step = self._run, self._first_step
         begin = f"from step {step}" if step else "from the start"
-        return f"{run.name}: {run.parallel.mesh_shape} on {self._mesh.device}, {begin} to {run.train.steps}"
+        return f"{run.name}: {run.parallel.mesh_shape} on {self._mesh.device}, {begin} to step {run.train.steps}"

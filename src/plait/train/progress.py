@@ -36,6 +36,7 @@ class ProgressDisplay:
         if is_shown and self._console.is_terminal:
             columns: tuple[ProgressColumn | str, ...] = (
                 name, BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[latest]}"), TimeRemainingColumn(),
+                "left",
             )  # fmt: skip
             self._bar = Progress(*columns, console=self._console)
             self._task = self._bar.add_task(name, total=steps, completed=done, latest="")
