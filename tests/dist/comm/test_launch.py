@@ -187,8 +187,11 @@ def test_the_surroundings_of_ranks_are_not_those_of_the_launcher():
 
 
 SCRIPT = """
-import os, sys, time
+import os, signal, sys, time
 from plait.comm.launch import LocalRanks
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and this test may have been.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def speak(number):
     sys.stdout.write(f"rank of process {os.getpid()} got {number}\\n")
