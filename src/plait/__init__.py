@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         TransportTimeout,
         VerificationError,
     )
-    from plait.parallel.apply import ownership_of, parallelize
+    from plait.parallel.apply import mesh_of, ownership_of, parallelize
     from plait.parallel.dropout import seed_dropout, set_dropout_offset
     from plait.parallel.grad_norm import clip_grad_norm_
     from plait.parallel.loss import vocab_parallel_cross_entropy, vocab_parallel_entropy, vocab_parallel_log_prob
@@ -57,6 +57,7 @@ __all__ = [
     "clip_grad_norm_",
     "gather_tensor",
     "gather_tokens",
+    "mesh_of",
     "ownership_of",
     "parallelize",
     "seed_dropout",
@@ -85,6 +86,7 @@ _MODULES = {
     "TransportError": "plait.errors",
     "TransportTimeout": "plait.errors",
     "VerificationError": "plait.errors",
+    "mesh_of": "plait.parallel.apply",
     "ownership_of": "plait.parallel.apply",
     "parallelize": "plait.parallel.apply",
     "seed_dropout": "plait.parallel.dropout",

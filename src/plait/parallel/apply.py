@@ -40,6 +40,8 @@ def parallelize(model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan) -> ModelT:
     that are whole on entry (or on the meta device) are cut; nothing is communicated but the making of KV subgroups.
     torch's dropouts become those whose mask is the same at every degree, also on a mesh of one rank.
 
+    A DeviceMesh has an axis `tp`, and may have `dp`; `mesh_of(model)` is then the mesh that losses want.
+
     Raises:
         ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a
             degree that cannot be realised, a parameter without a role (its gradient would have no defined state) or a
@@ -79,7 +81,7 @@ def record_of(model: nn.Module) -> Record | None:
 
 
 def mesh_of(model: nn.Module) -> Mesh | None:
-    """The mesh `model` was parallelized over."""
+    """The mesh `model` was parallelized over; None for an unsharded one."""
     record = record_of(model)
     return record.mesh if record else None
 

@@ -55,6 +55,9 @@ def shard_tokens(x: Tensor, mesh: Mesh) -> Tensor:
 
     forward    nothing moves
     backward   all_gather over tp
+
+    Raises:
+        ShardingError: `x` has no dim of tokens beside its features.
     """
     if x.dim() < 2:
         raise ShardingError(
@@ -73,6 +76,9 @@ def gather_tokens(x_shard: Tensor, mesh: Mesh) -> Tensor:
 
     forward    all_gather over tp
     backward   nothing moves: each rank takes its own interval
+
+    Raises:
+        ShardingError: `x_shard` is not this rank's interval, or nothing said how many tokens there are.
     """
     split = current_tokens(mesh, "gather_tokens")
     return redistribute(x_shard, mesh.tp, Shard(0), Invariant(), split=split, label="gather_tokens")

@@ -7,9 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import plait
-from plait.parallel.apply import ownership_of
-from plait.parallel.shard import gather_tensor
-from plait.sharding import KeyValueHeads, QueryHeads
+from plait import KeyValueHeads, QueryHeads, gather_tensor, ownership_of
 
 VOCAB, WIDTH, HEADS, HEAD_WIDTH, HIDDEN = 23, 12, 4, 3, 17
 BATCH, SEQ_LEN, STEPS = 2, 5, 3
@@ -95,9 +93,10 @@ def build_network():
 
 
 def train_sharded(tp, sequence_parallel, from_device_mesh):
-    mesh = plait.build_mesh(plait.MeshShape(tp=tp))
-    given = init_device_mesh("cpu", (tp,), mesh_dim_names=("tp",)) if from_device_mesh else mesh
+    device_mesh = init_device_mesh("cpu", (tp,), mesh_dim_names=("tp",)) if from_device_mesh else None
+    given = device_mesh or plait.build_mesh(plait.MeshShape(tp=tp))
     model = plait.parallelize(build_network(), given, build_plan(sequence_parallel))
+    mesh = plait.mesh_of(model)
     history = train(model, mesh)
     params = {name: model.get_parameter(name).detach() for name in ownership_of(model)}
     return history, {name: gather_tensor(params[name], own, mesh).numpy() for name, own in ownership_of(model).items()}
