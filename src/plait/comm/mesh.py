@@ -75,10 +75,10 @@ def build_mesh(
     """
     world_size, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
     if world_size != shape.world_size:
-        raise ConfigError(
-            f"mesh {shape} needs {shape.world_size} ranks, but the world has {world_size}",
-            hint=f"start {shape.world_size} ranks, or choose degrees whose product is {world_size}",
-        )
+        advice = f"start {shape.world_size} ranks, or choose degrees whose product is {world_size}"
+        if not dist.is_initialized():
+            advice = "call torch.distributed.init_process_group() in every rank first, or use plait.LocalRanks"
+        raise ConfigError(f"mesh {shape} needs {shape.world_size} ranks, but the world has {world_size}", hint=advice)
     tp_groups = tuple(tuple(range(dp * shape.tp, (dp + 1) * shape.tp)) for dp in range(shape.dp))
     dp_groups = tuple(zip(*tp_groups, strict=True))
     coordinates = shape.coordinates(rank)

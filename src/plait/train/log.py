@@ -71,5 +71,7 @@ class RunLog:
 
     def _describe_start(self) -> str:
         run, step = self._run, self._first_step
+        if step >= run.train.steps:
+            return f"{run.name}: nothing left to do, step {step} of {run.train.steps} is saved; more train.steps go on"
         begin = f"from step {step}" if step else "from the start"
         return f"{run.name}: {run.parallel.mesh_shape} on {self._mesh.device}, {begin} to step {run.train.steps}"
