@@ -45,7 +45,7 @@ def load_hf_fields(path: Path) -> dict[str, Any]:
 def _load_json(file: Path) -> dict[str, Any]:
     try:
         source = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid JSON: {error}") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error

@@ -7,6 +7,9 @@ from pydantic import Field, PositiveFloat
 
 from plait.config.section import Count, Probability, Problem, Section
 
+Layers = Annotated[int, Field(ge=1, le=10_000)]
+"""Each is listed in the trace of a step."""
+
 
 def _derive_head_width(fields: dict[str, Any]) -> int:
     return max(1, int(fields["width"]) // int(fields["num_heads"]))
@@ -34,7 +37,7 @@ class LlamaConfig(Section):
     """RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases but those of `qkv_bias`."""
 
     family: Literal["llama"] = "llama"
-    num_layers: Count
+    num_layers: Layers
     width: Count
     num_heads: Count
     num_kv_heads: Count
@@ -71,7 +74,7 @@ class GptConfig(Section):
     """LayerNorm, learned positions, GELU (tanh form), biases everywhere but in the head, dropout."""
 
     family: Literal["gpt"] = "gpt"
-    num_layers: Count
+    num_layers: Layers
     width: Count
     num_heads: Count
     mlp_width: Count = Field(default_factory=_derive_mlp_width)

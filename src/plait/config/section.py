@@ -10,8 +10,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-Count = Annotated[int, Field(ge=1)]
-"""At least one of something."""
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+"""At least one of something, and so few that the product of two counts is still an index."""
 
 Every = Annotated[int, Field(ge=0)]
 """An interval in steps; 0 means never."""

@@ -25,6 +25,8 @@ def load_source(source: str) -> dict[str, Any]:
         return load_toml(path)
     if path.is_dir():
         raise ConfigError(f"{path}: the folder has no config.json", hint="give a TOML file or a Hugging Face folder")
+    if path.exists():
+        raise ConfigError(f"{path}: is neither a file nor a folder", hint="give a TOML file or a Hugging Face folder")
     if path.suffix in (".toml", ".json") or len(path.parts) > 1:
         files = [str(file) for file in path.parent.glob(f"*{path.suffix}")]
         raise ConfigError(

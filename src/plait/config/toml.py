@@ -20,10 +20,10 @@ def load_toml(path: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8: {error}") from error
+    except (ValueError, RecursionError) as error:  # also of numbers too long, of brackets too deep
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 
@@ -61,6 +61,6 @@ def _parse_value(text: str) -> Any:
     """`10`, `true`, `[1, 2]` as in TOML; what is not a TOML value is a string as it stands (`model.preset=gpt2`)."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     return parsed["value"] if list(parsed) == ["value"] else text

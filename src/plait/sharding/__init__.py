@@ -10,7 +10,7 @@ A local shape is written as a division, `[T/tp, D]`; an unreduced sum as `[T, D]
 
 from plait.sharding.cut import Columns, Cut, KeyValueHeads, QueryHeads
 from plait.sharding.layout import Layout
-from plait.sharding.mesh import Coordinates, MeshShape
+from plait.sharding.mesh import MAX_TP, Coordinates, MeshShape
 from plait.sharding.ownership import (
     HeadSplits,
     Interval,
@@ -30,6 +30,7 @@ from plait.sharding.placement import (
 from plait.sharding.redistribute import Kind, Transition, derive_transition, list_transitions
 
 __all__ = [
+    "MAX_TP",
     "Columns",
     "Coordinates",
     "Cut",

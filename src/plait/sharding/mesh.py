@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from plait.errors import ShardingError
 
+MAX_TP = 1024
+"""Ranks that may share a layer: each of them is listed in what is derived, and no machine has as many fast links."""
+
 
 class Coordinates(NamedTuple):
     """Where one rank sits."""
@@ -22,6 +25,10 @@ class MeshShape:
 
     dp: int = 1
     tp: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.dp, self.tp) < 1 or self.tp > MAX_TP:
+            raise ShardingError(f"a mesh of {self} is not one: degrees are at least 1, and tp at most {MAX_TP}")
 
     @property
     def world_size(self) -> int:

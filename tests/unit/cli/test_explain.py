@@ -94,14 +94,21 @@ class TestLinear:
         assert [rank["parameters"][0]["owns"][0] for rank in ranks] == [[0, 12], [12, 24], [24, 36]]
         assert [step["payload_bytes"] for step in ranks[0]["forward"] if step["step"] == "collective"] == [7 * 24 * 4]
 
-    @pytest.mark.parametrize("shape", ["8x8", "8x8x8x8", "0x8x8", "8x-1x8", "8x8xn", "8*8*8", ""])
+    @pytest.mark.parametrize("shape", ["8x8", "8x8x8x8", "0x8x8", "8x-1x8", "8x8xn", "8*8*8", "8x8x9999999999", ""])
     def test_a_malformed_shape_is_refused(self, refuse: Explain, shape: str) -> None:
-        assert refuse("linear", shape).startswith(f'error: "{shape}" is not a shape MxKxN of three positive sizes\n')
+        assert refuse("linear", shape).startswith(
+            f'error: "{shape}" is not a shape MxKxN of three positive sizes of at'
+        )
 
     @pytest.mark.parametrize("degrees", ["0", "2,", "a", "1;2", "-2"])
     def test_malformed_degrees_are_refused(self, refuse: Explain, degrees: str) -> None:
         assert refuse("linear", "8x8x8", f"--degrees={degrees}").startswith(
             f'error: --degrees "{degrees}" is not a list'
+        )
+
+    def test_a_degree_that_would_take_minutes_to_explain_is_refused(self, refuse: Explain) -> None:
+        assert refuse("linear", "99999x99999x99999", "--degrees=1,1025") == (
+            "error: --degrees 1025 is more than the 1024 ranks that may share a layer\n"
         )
 
     def test_a_degree_that_cannot_be_realised_is_refused(self, refuse: Explain) -> None:

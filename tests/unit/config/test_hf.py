@@ -138,7 +138,14 @@ def test_every_unsupported_feature_is_reported_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("{", "not valid JSON: .*line 1"), ("[1]", "is a JSON object, this is a list")]
+    ("content", "message"),
+    [
+        ("{", "not valid JSON: .*line 1"),
+        ("[1]", "is a JSON object, this is a list"),
+        ("[" * 100_000, "not valid JSON: .*recursion"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "not valid JSON: .*5000 digits"),
+    ],
+    ids=["syntax", "list", "deep", "long"],
 )
 def test_file_that_is_no_config_says_so(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "config.json"

@@ -115,8 +115,13 @@ def test_a_section_with_a_problem_does_not_hide_conflicts_of_the_others(run_file
         (["model.width=60"], "model.width = 60 (command line): is not a multiple of num_heads = 8"),
         (["data.kind=tokens", "data.paths=[1]"], "data.paths.0 = 1 (command line): should be a valid string"),
         (["data.kind=tokens"], "data.paths: is required"),
+        (["parallel.tp=1025"], "parallel.tp = 1025 (command line): should be less than or equal to 1024"),
+        (["model.num_layers=10001"], "model.num_layers = 10001 (command line): should be less than or equal to 10000"),
+        (["train.steps=1_000_000_001"], "(command line): should be less than or equal to 1000000000"),
+        (["train.steps=" + "9" * 5000], "(command line): should be a valid integer"),
+        (["train.steps=" + "[" * 5000], "(command line): should be a valid integer"),
     ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
+    ids=lambda value: value[-1][:40] if isinstance(value, list) else "",
 )
 def test_override_that_cannot_be_is_one_clear_error(run_file: Path, overrides: list[str], message: str) -> None:
     assert message in read_error(run_file, *overrides)
@@ -163,6 +168,7 @@ def test_file_without_a_model_says_so(tmp_path: Path) -> None:
         ("configs/tny.toml", 'configs/tny.toml: there is no such file\n\nhint: did you mean "configs/tiny.toml"?'),
         ("nowhere/run.toml", "nowhere/run.toml: there is no such file"),
         ("src", "src: the folder has no config.json"),
+        ("/dev/null", "/dev/null: is neither a file nor a folder"),
     ],
 )
 def test_source_that_does_not_exist_names_the_nearest(

@@ -49,8 +49,10 @@ def test_tables_merge_and_values_replace() -> None:
         (b"[model\n", r"bad\.toml: not valid TOML: .*line 1"),
         (b"a = 1\na = 2\n", r"bad\.toml: not valid TOML: .*overwrite.*line 2"),
         (b"name = '\xff'", r"bad\.toml: not a text file in UTF-8"),
+        (b"seed = " + b"9" * 5000, r"bad\.toml: not valid TOML: .*5000 digits"),
+        (b"seed = " + b"[" * 5000, r"bad\.toml: not valid TOML: .*recursion"),
     ],
-    ids=["syntax", "twice", "encoding"],
+    ids=["syntax", "twice", "encoding", "long", "deep"],
 )
 def test_file_that_is_not_toml_says_where(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "bad.toml"

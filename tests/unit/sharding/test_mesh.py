@@ -19,5 +19,11 @@ def test_a_rank_outside_is_refused(rank: int) -> None:
         MeshShape(dp=2, tp=3).coordinates(rank)
 
 
+@pytest.mark.parametrize(("dp", "tp"), [(0, 1), (1, 0), (-1, -1), (1, 1025)])
+def test_a_degree_that_is_none_is_refused(dp: int, tp: int) -> None:
+    with pytest.raises(ShardingError, match=f"a mesh of dp={dp} tp={tp} is not one"):
+        MeshShape(dp, tp)
+
+
 def test_coordinates_print_as_in_error_messages() -> None:
     assert str(MeshShape(dp=2, tp=4).coordinates(5)) == "dp=1 tp=1"

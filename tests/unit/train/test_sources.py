@@ -76,7 +76,10 @@ def test_a_line_of_json_is_one_document(tmp_path: Path) -> None:
     [
         ('{"text": ', "a.jsonl:2: is not JSON"),
         (json.dumps({"body": "one", "id": 1}), "a.jsonl:2: has no text under 'text', only 'body', 'id'"),
-        (json.dumps({"text": 5}), "a.jsonl:2: has no text under 'text', only 'text'"),
+        (json.dumps({"text": 5}), "a.jsonl:2: has no text under 'text', only a value of type int"),
+        (json.dumps({}), "a.jsonl:2: has no text under 'text', only an empty object"),
+        ('{"text": "\\ud800"}', "a.jsonl:2: the text has half a character"),
+        ("[" * 100_000, "a.jsonl:2: is not JSON .*recursion"),
         (json.dumps(["text"]), "a.jsonl:2: has no text under 'text', only a list"),
     ],
 )

@@ -33,10 +33,12 @@ from plait.contract.report.tile import list_tile_problems, summarize_tile_proble
 from plait.contract.step import list_collectives, list_gemms, list_moves, sum_flops
 from plait.dtype import DType, width_bytes
 from plait.errors import ConfigError
+from plait.sharding import MAX_TP
 from plait.units import format_bytes, format_flops
 
 _LAYOUTS = click.Choice([layout.value for layout in DeclaredLayout])
 _FLOATS = [dtype for dtype in get_args(DType) if "float" in dtype]
+_SIZE = r"0*[1-9]\d{0,8}"
 
 
 class _Shape(click.ParamType[LinearShape]):
@@ -46,9 +48,9 @@ class _Shape(click.ParamType[LinearShape]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LinearShape:
         """Three positive sizes."""
-        if not re.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*){2}", str(value)):
+        if not re.fullmatch(rf"{_SIZE}x{_SIZE}x{_SIZE}", str(value)):
             raise ConfigError(
-                f'"{value}" is not a shape MxKxN of three positive sizes',
+                f'"{value}" is not a shape MxKxN of three positive sizes of at most 9 digits',
                 hint="X[M, K] @ W[K, N]: plait explain linear 8192x8192x32768",
             )
         return LinearShape(*map(int, value.split("x")))
@@ -61,9 +63,12 @@ class _Degrees(click.ParamType[list[int]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         """Distinct positive numbers."""
-        if not re.fullmatch(r"0*[1-9]\d*(,0*[1-9]\d*)*", str(value)):
+        if not re.fullmatch(rf"{_SIZE}(,{_SIZE})*", str(value)):
             raise ConfigError(f'--degrees "{value}" is not a list of degrees', hint="as in --degrees 1,2,4,8")
-        return list(dict.fromkeys(map(int, value.split(","))))
+        degrees = list(dict.fromkeys(map(int, value.split(","))))
+        if max(degrees) > MAX_TP:
+            raise ConfigError(f"--degrees {max(degrees)} is more than the {MAX_TP} ranks that may share a layer")
+        return degrees
 
 
 @click.command("linear")

@@ -80,11 +80,25 @@ def read_documents(config: DataConfig, file: Path) -> Iterator[str]:
 def _text_of(line: str, key: str, where: str) -> str:
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: is not JSON ({error})") from error
-    if not isinstance(entry, dict) or not isinstance(entry.get(key), str):
-        keys = ", ".join(map(repr, entry)) if isinstance(entry, dict) else f"a {type(entry).__name__}"
+    text = entry.get(key) if isinstance(entry, dict) else None
+    if not isinstance(text, str):
         raise ConfigError(
-            f"{where}: has no text under {key!r}, only {keys}", hint="set data.text_key to the key of the text"
+            f"{where}: has no text under {key!r}, only {_describe_entry(entry, key)}",
+            hint="set data.text_key to the key of the text",
         )
-    return entry[key]
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: the text has half a character ({error})") from error
+    return text
+
+
+def _describe_entry(entry: object, key: str) -> str:
+    """What a JSON line has instead of text."""
+    if not isinstance(entry, dict):
+        return f"a {type(entry).__name__}"
+    if key in entry:
+        return f"a value of type {type(entry[key]).__name__}"
+    return ", ".join(map(repr, entry)) or "an empty object"

@@ -116,7 +116,7 @@ def build_token_files(run: RunConfig) -> list[Path]:
     assert run.data is not None, run.name
     files = list_files(run.data)
     if run.data.kind == "tokens":
-        _check_largest(files, run.model.vocab_size)
+        _check_ids(files, run.model.vocab_size)
         return files
     target = Path(run.out_dir) / "cache" / f"tokens-{derive_digest(run.data, files)}.npy"
     if not target.exists():
@@ -127,11 +127,11 @@ def build_token_files(run: RunConfig) -> list[Path]:
     return [target]
 
 
-def _check_largest(files: Sequence[Path], vocab_size: int) -> None:
+def _check_ids(files: Sequence[Path], vocab_size: int) -> None:
     for file in files:
-        largest = TokenStream.from_files([file]).find_largest()
-        if largest >= vocab_size:
-            raise ConfigError(f"{file}: has token id {largest}, and the model has model.vocab_size = {vocab_size} rows")
+        outside = TokenStream.from_files([file]).find_outside(vocab_size)
+        if outside is not None:
+            raise ConfigError(f"{file}: has token id {outside}, and the model has model.vocab_size = {vocab_size} rows")
 
 
 def derive_digest(config: DataConfig, files: Sequence[Path]) -> str:

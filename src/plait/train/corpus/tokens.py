@@ -56,9 +56,10 @@ class TokenStream:
             digest.update(self.read(start, min(len(self), start + width)).tobytes())
         return f"{len(self)} tokens, {digest.hexdigest()}"
 
-    def find_largest(self) -> int:
-        """The largest token id; reads everything once."""
-        return max((int(shard.max()) for shard in self._shards if len(shard)), default=0)
+    def find_outside(self, vocab_size: int) -> int | None:
+        """A token id that is not in `0:vocab_size`, if there is one; reads everything."""
+        extremes = (int(found) for shard in self._shards if len(shard) for found in (shard.min(), shard.max()))
+        return next((token for token in extremes if not 0 <= token < vocab_size), None)
 
 
 def _map_file(file: Path) -> Tokens:

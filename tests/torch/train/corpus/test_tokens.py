@@ -35,8 +35,13 @@ def test_a_written_file_is_mapped_with_the_narrowest_integers(
             writer.append(part)
     stream = TokenStream.from_files([path])
     assert stream.read(0, 1002).tolist() == [1, vocab_size - 1, *[3] * 1000]
-    assert stream.find_largest() == vocab_size - 1
+    assert stream.find_outside(vocab_size) is None
+    assert stream.find_outside(vocab_size - 1) == vocab_size - 1
     assert path.stat().st_size == 128 + 1002 * width_bytes
+
+
+def test_a_negative_token_is_outside_any_vocabulary() -> None:
+    assert TokenStream([np.array([3, 1]), np.array([0, -1, 2])]).find_outside(300) == -1
 
 
 def test_raw_shards_are_read_with_and_without_the_header_of_llm_c(tmp_path: Path) -> None:
