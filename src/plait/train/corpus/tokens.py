@@ -6,6 +6,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +97,8 @@ class TokenWriter:
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self._dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-        self._path, self._beside = path, path.with_name(f".writing-{path.name}")
+        # Runs that start together on the same text each write their own; the last to finish wins, with the same tokens.
+        self._path, self._beside = path, path.with_name(f".writing-{uuid4().hex}-{path.name}")
         self._file = self._beside.open("wb")
         self._length = 0
         self._write_header()
@@ -109,7 +111,7 @@ class TokenWriter:
             self._file.seek(0)
             self._write_header()
         if kind is None:
-            self._beside.rename(self._path)
+            self._beside.replace(self._path)
         else:
             self._beside.unlink()
 

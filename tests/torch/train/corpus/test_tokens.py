@@ -44,6 +44,16 @@ def test_a_negative_token_is_outside_any_vocabulary() -> None:
     assert TokenStream([np.array([3, 1]), np.array([0, -1, 2])]).find_outside(300) == -1
 
 
+def test_two_runs_may_write_the_same_tokens_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.npy"
+    with TokenWriter(path, 9) as first, TokenWriter(path, 9) as second:
+        for token in range(5):
+            first.append([token])
+            second.append([token])
+    assert TokenStream.from_files([path]).read(0, 5).tolist() == list(range(5))
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_raw_shards_are_read_with_and_without_the_header_of_llm_c(tmp_path: Path) -> None:
     tokens = np.arange(300, dtype="<u2")
     header = np.zeros(256, "<i4")
