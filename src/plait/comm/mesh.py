@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,6 +32,10 @@ class Axis:
     reduce_dtype: torch.dtype | None
     """The dtype in which sums over the axis are carried; None for that of the tensor."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: the copy of a model talks over the process groups that there are."""
+        return self
+
 
 @dataclass(eq=False)
 class Mesh:
@@ -47,6 +52,10 @@ class Mesh:
     tokens: Split | None = None
     """How the tokens of the forward pass under way are cut over tp; set where they enter a model."""
     _subgroups: dict[tuple[str, Partition], Axis] = field(default_factory=dict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: the copy of a model is on the same mesh."""
+        return self
 
     def build_subgroup(self, name: str, partition: Partition) -> Axis:
         """The axis of the tp ranks that share a set of `partition` with this one; alone where none has it.

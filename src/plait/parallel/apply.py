@@ -52,11 +52,11 @@ def parallelize(model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan) -> ModelT:
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
     roles = match.match_roles(model, plan)
     ownership = match.derive_ownership(model, roles, mesh.tp.degree, plan)
-    _replace_dropouts(model, roles)
+    roles = match.drop_aliases(model, roles)
+    _swap(model, _build_dropouts(model, roles))
     if mesh.tp.degree > 1:
         build = _Build(model, mesh, plan, ownership, match.canonical_names(model))
-        for name, role in roles.items():
-            build.replace(name, role)
+        _swap(model, {model.get_submodule(name): build.twin(name, role) for name, role in roles.items()})
         build.build_gather_groups(roles)
     setattr(model, _RECORD, Record(mesh, plan, ownership))
     return model
@@ -94,12 +94,20 @@ def ownership_of(model: nn.Module) -> dict[str, Ownership]:
     return {name: Ownership(name, tuple(param.shape)) for name, param in model.named_parameters()}
 
 
-def _replace_dropouts(model: nn.Module, roles: dict[str, Role]) -> None:
-    for name, role in roles.items():
-        module = model.get_submodule(name)
-        if isinstance(module, nn.Dropout):
-            twin = AttentionDropout(module.p) if isinstance(role, HeadLocal) else Dropout(module.p)
-            model.set_submodule(name, twin.train(module.training))
+def _build_dropouts(model: nn.Module, roles: dict[str, Role]) -> dict[nn.Module, nn.Module]:
+    plain = {name: module for name in roles if isinstance(module := model.get_submodule(name), nn.Dropout)}
+    return {
+        module: AttentionDropout(module.p) if isinstance(roles[name], HeadLocal) else Dropout(module.p)
+        for name, module in plain.items()
+    }
+
+
+def _swap(model: nn.Module, twins: dict[nn.Module, nn.Module]) -> None:
+    """Put every twin in the place of its module; a module that is used under several names is in several places."""
+    places = [(parent, name, child) for parent in model.modules() for name, child in parent._modules.items()]
+    for parent, name, module in places:
+        if module in twins:
+            setattr(parent, name, twins[module].train(module.training))
 
 
 @dataclass
@@ -113,23 +121,23 @@ class _Build:
     own: dict[str, nn.Parameter] = field(default_factory=dict)
     """This rank's part of each parameter, made once, so that what was tied stays tied."""
 
-    def replace(self, name: str, role: Role) -> None:
+    def twin(self, name: str, role: Role) -> nn.Module:
+        """What takes the place of module `name`; itself, where it works in a parallel model as it is."""
         module = self.model.get_submodule(name)
         match role:
             case Column() | VocabHead():
-                twin: nn.Module = self._column(name, module)
+                return self._column(name, module)
             case Row():
                 exit = Boundary.build_exit(self.mesh, self.plan.activation, name)
-                twin = RowParallelLinear(self._weight(name, module), self._bias(name, module), exit=exit)
+                return RowParallelLinear(self._weight(name, module), self._bias(name, module), exit=exit)
             case VocabEmbedding():
-                twin = self._embedding(name, module)
+                return self._embedding(name, module)
             case HeadLocal(cut):
                 split = cut.build_split(cut.num_heads * cut.head_width, self.mesh.tp.degree)
                 module.apply_heads(split, self.mesh.tp.rank)  # type: ignore[operator]
-                return
+                return module
             case TokenLocal():
-                twin = self._token_local(name, module)
-        self.model.set_submodule(name, twin.train(module.training))
+                return self._token_local(name, module)
 
     def build_gather_groups(self, roles: dict[str, Role]) -> None:
         for (parent, group), names in match.list_gather_groups(roles).items():

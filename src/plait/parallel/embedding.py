@@ -36,8 +36,9 @@ class VocabParallelEmbedding(nn.Module):
         owns_padding = padding_idx is not None and self.own.start <= padding_idx < self.own.stop
         self.local_padding_idx = padding_idx - self.own.start if padding_idx is not None and owns_padding else None
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """`ids` of any shape -> `[T/tp, D]`; in all-reduce mode `[*ids.shape, D]`."""
+    def forward(self, input: Tensor) -> Tensor:
+        """Ids of any shape -> `[T/tp, D]`; in all-reduce mode `[*ids.shape, D]`. Named as in nn.Embedding."""
+        ids = input
         check_in_vocabulary(ids, self.rows.size, f"{self.name}: id")
         split = None
         if isinstance(self.outside, Shard):

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from plait.parallel.arguments import Arguments, map_first_tensor
 from plait.parallel.linear import Boundary, ColumnParallelLinear, run_column_group
 
 
@@ -50,16 +51,13 @@ class GatherGroup:
         self.outputs = dict(zip(self.members, outputs, strict=True))
         return x_full
 
-    def _enter(
-        self, parent: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        place = next((place for place, value in given.items() if isinstance(value, Tensor)), None)
-        if place is None:
-            return args, kwargs
-        self.x = given[place] = self._run(given[place])
-        self.is_entered = True
-        return tuple(given[i] for i in range(len(args))), {name: given[name] for name in kwargs}
+    def _enter(self, parent: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        def gather(x: Tensor) -> Tensor:
+            self.x = self._run(x)
+            self.is_entered = True
+            return self.x
+
+        return map_first_tensor(gather, args, kwargs)
 
     def _leave(self, parent: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.x, self.outputs, self.is_entered = None, {}, False

@@ -194,9 +194,9 @@ class ColumnParallelLinear(nn.Module):
         self.shared_over = shared_over
         self.group: Group | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[T/tp, D]`, or what the gather group has gathered, `[T, D]` -> `[T, F/tp]`."""
-        return run_column_group(x, self.entry, [self])[1] if self.group is None else self.group.compute(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        """`[T/tp, D]`, or what the gather group has gathered, `[T, D]` -> `[T, F/tp]`. Named as in nn.Linear."""
+        return run_column_group(input, self.entry, [self])[1] if self.group is None else self.group.compute(self, input)
 
     def multiply(self, x_full: Tensor) -> Tensor:
         """The own columns for an input that is whole and a `Replicate` already, `[T, D]` -> `[T, F/tp]`."""
@@ -224,13 +224,13 @@ class RowParallelLinear(nn.Module):
         self.register_parameter("bias", bias)
         self.exit = exit
 
-    def forward(self, x_shard: Tensor) -> Tensor:
-        """Multiply the own features, then sum over tp.
+    def forward(self, input: Tensor) -> Tensor:
+        """Multiply the own features, `[T, F/tp]`, then sum over tp. Named as in nn.Linear.
 
         Raises:
             ShardingError: the features are not the own ones.
         """
-        own = self.weight.shape[1]
+        x_shard, own = input, self.weight.shape[1]
         if x_shard.shape[-1] != own:
             raise ShardingError(
                 f"{self.exit.name}: input {list(x_shard.shape)} does not end in the {own} features of this rank",

@@ -36,13 +36,13 @@ _EXPECTED: dict[type, tuple[type[nn.Module], ...]] = {
 
 
 def match_roles(model: nn.Module, plan: Plan) -> dict[str, Role]:
-    """The role of every module that has one, by module name, in the model's order.
+    """The role of every module that has one, by each of its names, in the model's order.
 
     Raises:
         ConfigError: lists every pattern that names no module, module with two roles, wrong module type, and parameter
             or dropout without a role.
     """
-    names = [name for name, _ in model.named_modules() if name]
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
     problems: list[str] = []
     roles: dict[str, Role] = {}
     for pattern, role in plan.resolved.items():
@@ -53,7 +53,11 @@ def match_roles(model: nn.Module, plan: Plan) -> dict[str, Role]:
             if roles.setdefault(name, role) != role:
                 problems.append(f"{name} has two roles, {name_role(roles[name])} and {name_role(role)}")
             problems += _check_module(name, model.get_submodule(name), role)
-    problems += [*_list_homeless_parameters(model, roles), *_list_homeless_dropouts(model, roles)]
+    problems += [
+        *_list_torn_modules(model, roles),
+        *_list_homeless_parameters(model, roles),
+        *_list_homeless_dropouts(model, roles),
+    ]
     _raise_all(problems)
     return {name: roles[name] for name in names if name in roles}
 
@@ -98,6 +102,11 @@ def is_region(parent: str, members: Sequence[str], roles: dict[str, Role]) -> bo
     return all(isinstance(role, Row | HeadLocal) for role in others)
 
 
+def drop_aliases(model: nn.Module, roles: dict[str, Role]) -> dict[str, Role]:
+    """Each module under the first of its names only."""
+    return {name: roles[name] for name, _ in model.named_modules() if name in roles}
+
+
 def canonical_names(model: nn.Module) -> dict[str, str]:
     """The first name of the parameter behind each name; they differ for a tied one."""
     first: dict[int, str] = {id(param): name for name, param in model.named_parameters()}
@@ -123,6 +132,16 @@ def _check_module(name: str, module: nn.Module, role: Role) -> list[str]:
             f"{name}: role {name_role(role)} needs a leaf module, but {type(module).__name__} has parameters below it"
         ]
     return []
+
+
+def _list_torn_modules(model: nn.Module, roles: dict[str, Role]) -> list[str]:
+    first = {module: name for name, module in model.named_modules()}
+    shared = [(name, first[module]) for name, module in model.named_modules(remove_duplicate=False)]
+    return [
+        f"{name} is the same module as {known}, so it needs the same role"
+        for name, known in shared
+        if roles.get(name) != roles.get(known)
+    ]
 
 
 def _list_homeless_parameters(model: nn.Module, roles: dict[str, Role]) -> list[str]:

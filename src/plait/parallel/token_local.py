@@ -9,6 +9,7 @@ from torch.func import functional_call
 from plait.comm import collectives
 from plait.comm.mesh import Mesh
 from plait.errors import ShardingError
+from plait.parallel.arguments import map_first_tensor
 from plait.parallel.tokens import check_own_tokens, current_tokens
 from plait.sharding import Invariant, Replicate, derive_transition
 
@@ -57,12 +58,12 @@ class TokenLocalModule(nn.Module):
         self.mesh = mesh
         self.name = name
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the module on own tokens."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on own tokens, the first tensor it is called with."""
         params = {name: param for name, param in self._parameters.items() if param is not None}
         used = UseOnOwnTokens.apply(self.mesh, self.name, *params.values())
         tensors = {**self._buffers, **dict(zip(params, used, strict=True))}
-        return functional_call(self._module[0], tensors, (self._own(x),))
+        return functional_call(self._module[0], tensors, *map_first_tensor(self._own, args, kwargs))
 
     def train(self, mode: bool = True) -> Self:
         """Put the module inside into the same mode."""

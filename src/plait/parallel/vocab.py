@@ -72,8 +72,11 @@ def check_in_vocabulary(ids: Tensor, size: int, what: str, *, hint: str | None =
     """Refuse ids that no rank owns: each rank would take them for another's, and the result be silently wrong.
 
     Raises:
-        ShardingError: an id is not one of `size`; on CUDA, so as not to wait for it, the device asserts instead.
+        ShardingError: the ids are no indices, or one is not among `size`; that, so as not to wait for it, is asserted
+            by the device on CUDA.
     """
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ShardingError(f"{what}s of {ids.dtype} are no indices", hint="give them as int64")
     is_bad = (ids < 0) | (ids >= size)
     if ids.is_cuda or ids.is_meta:
         torch._assert_async(~is_bad.any(), f"a {what} is not in the vocabulary 0:{size}")

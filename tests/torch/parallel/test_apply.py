@@ -129,6 +129,13 @@ def test_two_roles_for_one_module_are_refused():
     refuse({**ROLES, "blocks.0.up": "row"}, "blocks.0.up has two roles, column and row")
 
 
+def test_a_module_under_two_names_has_one_role():
+    model = Model()
+    model.last = model.blocks[0].up
+    with pytest.raises(ConfigError, match="last is the same module as blocks.0.up, so it needs the same role"):
+        parallelize(model, build_lone_mesh(2), Plan(ROLES | {"last": "row"}))
+
+
 def test_degree_that_leaves_a_rank_empty_is_refused():
     refuse(ROLES, "10 features in units of 1 cannot be cut over 11 ranks.*at most 10", tp=11)
 

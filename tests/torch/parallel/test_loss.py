@@ -191,6 +191,12 @@ def test_padded_logits_are_refused():
         vocab_parallel_cross_entropy(build_logits(), build_targets(), vocab_size=V - 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
+def test_targets_that_are_no_indices_are_refused(dtype):
+    with pytest.raises(ShardingError, match=f"targets of {dtype} are no indices"):
+        vocab_parallel_cross_entropy(build_logits(), build_targets().to(dtype), vocab_size=V)
+
+
 @pytest.mark.parametrize("bad", [V, -1])
 def test_targets_outside_the_vocabulary_are_refused(bad):
     targets = build_targets()

@@ -1,0 +1,18 @@
+"""The arguments that a module is called with, by position and by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def map_first_tensor(function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The arguments, the first tensor among them replaced by `function` of it; as they are where there is none."""
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    place = next((place for place, value in given.items() if isinstance(value, Tensor)), None)
+    if place is None:
+        return args, kwargs
+    given[place] = function(given[place])
+    return tuple(given[i] for i in range(len(args))), {name: given[name] for name in kwargs}
