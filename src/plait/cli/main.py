@@ -1,5 +1,6 @@
 """The command group: commands are imported when called, and errors become one message and an exit status."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -63,6 +64,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         sys.exit(1 if isinstance(error, VerificationError) else 2)
     except click.ClickException as error:
         click.echo(f"error: {_describe_usage(error)}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        click.echo("error: what was to be printed cannot be written: the disk is full", err=True)
         sys.exit(2)
     except click.Abort:
         click.echo("interrupted", err=True)

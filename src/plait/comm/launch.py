@@ -24,6 +24,9 @@ DEFAULT_TIMEOUT_S = 600.0
 START_TIMEOUT_S = 300.0
 """For all ranks to be up: importing torch takes a minute on a busy machine."""
 
+MAX_LOCAL_RANKS = 256
+"""More processes than that would bring a machine down rather than train."""
+
 _POLL_S = 0.2
 
 
@@ -62,8 +65,11 @@ class LocalRanks:
         call_timeout_s: float | None = None,
         device_type: Literal["cpu"] | None = None,
     ) -> None:
-        if world_size < 1:
-            raise ConfigError(f"{world_size} local ranks cannot be started")
+        if not 1 <= world_size <= MAX_LOCAL_RANKS:
+            raise ConfigError(
+                f"{world_size} ranks cannot be started on this machine: it takes 1 to {MAX_LOCAL_RANKS}",
+                hint="choose smaller degrees, or start the ranks of several machines with torchrun or Slurm",
+            )
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.call_timeout_s = call_timeout_s

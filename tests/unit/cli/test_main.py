@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -53,6 +54,14 @@ def test_a_failed_verification_is_status_1(
 ) -> None:
     command_that(raise_error(VerificationError("loss differs")))
     assert run_main(capsys, "models") == (1, "", "error: loss differs\n")
+
+
+def test_a_full_disk_under_stdout_is_status_2(
+    command_that: Callable[[Callable[[], object]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command_that(raise_error(OSError(errno.ENOSPC, "No space left on device")))
+    message = "error: what was to be printed cannot be written: the disk is full\n"
+    assert run_main(capsys, "models") == (2, "", message)
 
 
 def test_an_interrupt_is_status_130(
