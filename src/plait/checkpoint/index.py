@@ -1,6 +1,7 @@
 """The index of a checkpoint: what is in which file, and where the run was."""
 
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
@@ -67,7 +68,7 @@ class Index:
             index = cls._from_json((folder / INDEX).read_text(encoding="utf-8"), folder)
         except FileNotFoundError:
             raise CheckpointError(f"{folder}: has no {INDEX}, so it is not a checkpoint", hint=_HINT) from None
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             message = f"{folder / INDEX}: cannot be read ({type(error).__name__}: {error})"
             raise CheckpointError(message, hint=_HINT) from error
         problems = [*index._find_bad_files(folder), *index._find_uncovered()]
@@ -82,7 +83,7 @@ class Index:
             raise CheckpointError(f"{folder}: has format {body['format']}, and this version reads format {FORMAT}")
         tensors = {
             name: TensorRecord(
-                tuple(record["shape"]),
+                tuple(map(operator.index, record["shape"])),
                 record["dtype"],
                 tuple(Piece(file, tuple(Interval(*edge) for edge in edges)) for file, edges in record["pieces"]),
             )

@@ -1,9 +1,10 @@
 """The whole of a training run on one rank: data, model, resume, steps, metrics, checkpoints."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from plait.models.init import initialize
 from plait.models.registry import build_model
 from plait.parallel.apply import parallelize
 from plait.parallel.dropout import seed_dropout
+from plait.train.claim import claim_folder
 from plait.train.corpus.tokenize import prepare_tokens
 from plait.train.corpus.windows import Windows, read_micro_batches
 from plait.train.log import Done, RunLog
@@ -55,17 +57,22 @@ def train(run: RunConfig, mesh: Mesh) -> Summary:
         with together(mesh):
             windows = Windows(stream, run.seq_len, run.seed)
         trainer = build_trainer(run, mesh)
-        identity = derive_identity(run, stream)
-        saved = resumed_from = find_checkpoint(trainer)
-        position = resume(trainer, resumed_from, identity) if resumed_from is not None else Position()
-        loss = None
-        with RunLog(run, mesh, position.step) as log:
-            for done in take_steps(trainer, windows, position, request):
-                log.write(done)
-                position, loss = done.position, done.result.loss
-                is_last = position.step == run.train.steps or done.result.is_stop_requested
-                if is_last or is_due(position.step, run.train.checkpoint_every):
-                    saved = save(trainer, position, identity)
+        with claim_folder(Path(run.out_dir) / run.name, mesh):
+            return _run_and_save(trainer, windows, derive_identity(run, stream), request)
+
+
+def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any], request: StopRequest) -> Summary:
+    run = trainer.run
+    saved = resumed_from = find_checkpoint(trainer)
+    position = resume(trainer, resumed_from, identity) if resumed_from is not None else Position()
+    loss = None
+    with RunLog(run, trainer.mesh, position.step) as log:
+        for done in take_steps(trainer, windows, position, request):
+            log.write(done)
+            position, loss = done.position, done.result.loss
+            is_last = position.step == run.train.steps or done.result.is_stop_requested
+            if is_last or is_due(position.step, run.train.checkpoint_every):
+                saved = save(trainer, position, identity)
     assert saved is not None, position
     was_stopped = position.step < run.train.steps
     return Summary(position.step, loss, saved, log.metrics_path, resumed_from, was_stopped)

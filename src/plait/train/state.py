@@ -1,5 +1,6 @@
 """Where a run is, and its way to a checkpoint and back."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -112,7 +113,9 @@ def _read_position(folder: Path, index: Index, identity: Mapping[str, Any]) -> P
     try:
         saved: Mapping[str, Any] = index.state["identity"]
         position = Position(**index.state["position"])
-    except (LookupError, TypeError) as error:
+        if min(operator.index(value) for value in asdict(position).values()) < 0:
+            raise ValueError(position)
+    except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: is not a checkpoint of `plait train` ({error!r})") from error
     differing = [
         f"{key}: {saved.get(key)!r} in the checkpoint, {identity.get(key)!r} now"

@@ -1,3 +1,4 @@
+import json
 import signal
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from plait.config.model import ModelConfig
 from plait.config.run import RunConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.sharding import MeshShape
+from plait.train.claim import claim_folder
 from plait.train.loop import build_trainer, train
 from plait.train.state import Position, checkpoint_folder, list_tensors, resume
 from tests.support.training import GPT, LLAMA, build_run, read_losses, save_tokens, stop_during
@@ -109,6 +111,26 @@ def test_a_damaged_checkpoint_is_an_error_not_a_fresh_start(tmp_path: Path) -> N
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"is damaged: tp-00000-of-00001.safetensors has 1000 bytes of \d+"):
         train(build_run(tmp_path, steps=3), MESH)
+
+
+@pytest.mark.parametrize("value", [-4, 1.5, "6", None], ids=repr)
+def test_a_position_that_is_none_is_refused(tmp_path: Path, value: object) -> None:
+    summary = train(build_run(tmp_path, steps=1), MESH)
+    index = summary.checkpoint / "index.json"
+    body = json.loads(index.read_text())
+    body["state"]["position"]["step"] = value
+    index.write_text(json.dumps(body))
+    with pytest.raises(CheckpointError, match="step-00000001: is not a checkpoint of `plait train`"):
+        train(build_run(tmp_path, steps=2), MESH)
+
+
+def test_two_runs_do_not_write_to_one_folder_at_once(tmp_path: Path) -> None:
+    run = build_run(tmp_path, steps=1)
+    with claim_folder(tmp_path / "runs" / "run", MESH):
+        with pytest.raises(ConfigError, match="runs/run: another run is writing there"):
+            train(run, MESH)
+        train(build_run(tmp_path, name="other", steps=1), MESH)
+    assert train(run, MESH).step == 1
 
 
 def test_resume_must_and_never_are_honoured(tmp_path: Path) -> None:

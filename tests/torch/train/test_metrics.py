@@ -31,6 +31,15 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("line", [b"[1]", b"3", b'{"a": 2}', b'{"step": "6"}', b"\xff\xfe", b""], ids=repr)
+def test_a_file_that_someone_wrote_into_is_read_up_to_there(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    _write(path, range(1, 3))
+    path.write_bytes(path.read_bytes() + line + b'\n{"step": 3}\n')
+    _write(path, range(6, 7), resumed_step=5)
+    assert [record["step"] for record in read_metrics(path)] == [1, 2, 6]
+
+
 def test_every_line_is_json_also_when_a_value_is_not_finite(tmp_path: Path) -> None:
     _write(tmp_path / "metrics.jsonl", range(1, 2), loss=float("nan"))
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": null, "mfu": null}\n'

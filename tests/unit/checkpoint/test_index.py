@@ -72,6 +72,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         (lambda body: body.pop("files"), "index.json: cannot be read .*KeyError: 'files'"),
         (lambda body: body.update(tensors=[]), "index.json: cannot be read"),
         (lambda body: body["tensors"]["w"]["pieces"][0][1].append([3, 1]), "index.json: cannot be read .*3, 1"),
+        (lambda body: body["tensors"]["w"].update(shape="ab"), "index.json: cannot be read .*'str'"),
         (lambda body: body.update(format=99), "has format 99, and this version reads format 1"),
     ],
 )
@@ -80,6 +81,12 @@ def test_an_index_that_is_not_whole_is_refused(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         Index.from_folder(_write(tmp_path, change))
+
+
+def test_an_index_without_end_is_refused(tmp_path: Path) -> None:
+    (_write(tmp_path) / "index.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"index.json: cannot be read .*RecursionError"):
+        Index.from_folder(tmp_path)
 
 
 def test_half_an_index_is_refused(tmp_path: Path) -> None:

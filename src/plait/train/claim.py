@@ -1,0 +1,47 @@
+"""One run at a time in a folder: two would mix their checkpoints and metrics."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plait.comm.agree import together
+from plait.comm.mesh import Mesh
+from plait.errors import ConfigError
+
+
+@contextmanager
+def claim_folder(folder: Path, mesh: Mesh) -> Iterator[None]:
+    """Keep other runs out of `folder` inside the block, on every rank of the mesh; one that was killed keeps none out.
+
+    Raises:
+        ConfigError: on every rank, if another run is there, or the folder cannot be made.
+    """
+    descriptor = None
+    with together(mesh):
+        if mesh.rank == 0:
+            descriptor = _lock(folder)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be made ({error.strerror})", hint="set out_dir and name") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"{folder}: another run is writing there", hint="wait until it has ended, or give this run another name"
+        ) from error
+    except OSError:
+        pass  # a file system without locks keeps nobody out
+    return descriptor
