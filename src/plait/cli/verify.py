@@ -11,6 +11,7 @@ from plait.cli.arguments import json_option, overrides_argument, source_argument
 from plait.comm.launch import LocalRanks
 from plait.config.load import load_run_config
 from plait.config.run import RunConfig
+from plait.errors import ConfigError
 from plait.verify.report import build_table
 from plait.verify.runtime.memory import check_memory
 from plait.verify.runtime.parity import build_reference, check_parity
@@ -65,6 +66,11 @@ def _load_config(source: str, overrides: Sequence[str], tp: int | None, no_seque
     if not any(override.startswith("train.seq_len=") for override in overrides):
         asked.append(f"train.seq_len={min(config.seq_len, _DEFAULT_SEQ_LEN)}")
     config = load_run_config(source, asked)
+    if config.parallel.dp != 1:
+        raise ConfigError(
+            f"verify: parallel.dp = {config.parallel.dp}: it is one tp group that is compared with the unsharded model",
+            hint="leave parallel.dp out",
+        )
     return config if "name" in config.model_fields_set else config.model_copy(update={"name": source})
 
 

@@ -75,6 +75,7 @@ def test_defaults_are_small_and_overrides_win(run):
         (["llama-tiny", "--tp", "two"], "'two' is not a valid integer"),
         (["llama-tiny", "train.seq_len=65"], "train.seq_len = 65"),
         (["llama-tiny", "model.widht=3"], "model.widht"),
+        (["llama-tiny", "parallel.dp=2"], "verify: parallel.dp = 2"),
     ],
 )
 def test_bad_input_is_one_error_and_exits_with_2(run, arguments, message):
