@@ -11,6 +11,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,6 +29,9 @@ MAX_LOCAL_RANKS = 256
 """More processes than that would bring a machine down rather than train."""
 
 _POLL_S = 0.2
+
+imported_script: ContextVar[str | None] = ContextVar("imported_script", default=None)
+"""On a rank, while it imports the script of its launcher: that script's path."""
 
 
 @contextmanager
@@ -69,6 +73,11 @@ class LocalRanks:
             raise ConfigError(
                 f"{world_size} ranks cannot be started on this machine: it takes 1 to {MAX_LOCAL_RANKS}",
                 hint="choose smaller degrees, or start the ranks of several machines with torchrun or Slurm",
+            )
+        if (script := imported_script.get()) is not None:
+            raise ConfigError(
+                f"{script} starts local ranks when it is imported, as every one of them does to find what it is to run",
+                hint='put what starts them below if __name__ == "__main__":',
             )
         self.world_size = world_size
         self.timeout_s = timeout_s
@@ -192,7 +201,7 @@ def _build_task(function: Callable[..., Any], kwargs: dict[str, Any]) -> Task:
     if b"__main__" not in payload:
         return Task(payload, None)
     script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is None:
+    if script is None or not Path(script).is_file():
         raise ConfigError(f"{function!r} cannot be sent to the ranks: it was not defined in a file", hint=hint)
     return Task(payload, str(Path(script).resolve()))
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from plait.comm import trace
 from plait.comm.failure import RankReport
 from plait.comm.group import choose_device, start_group
+from plait.comm.launch import imported_script
 from plait.comm.message import Result, Setup, Task
 
 _LAUNCHER_POLL_S = 0.5
@@ -62,7 +63,11 @@ def _adopt_script(path: str) -> None:
     """Make what the launcher's script defines findable under the name `__main__`, as multiprocessing does."""
     module = ModuleType("__mp_main__")
     sys.modules["__mp_main__"] = sys.modules["__main__"] = module
-    module.__dict__.update(runpy.run_path(path, run_name="__mp_main__"))
+    token = imported_script.set(path)
+    try:
+        module.__dict__.update(runpy.run_path(path, run_name="__mp_main__"))
+    finally:
+        imported_script.reset(token)
 
 
 def _attempt(act: Callable[[], Any], rank: int) -> Result | RankReport:

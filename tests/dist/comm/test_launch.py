@@ -163,7 +163,7 @@ def test_a_result_that_cannot_be_sent_is_an_error_of_the_rank(ranks):
 
 
 def test_no_ranks_are_refused():
-    with pytest.raises(ConfigError, match="0 local ranks"):
+    with pytest.raises(ConfigError, match="^0 ranks cannot be started"):
         LocalRanks(0)
 
 
@@ -225,3 +225,37 @@ def test_a_launcher_that_is_interrupted_or_killed_takes_its_ranks_along(tmp_path
     assert sorted(line.split()[-1] for line in lines) == ["1", "1", "2", "2"]
     assert_nothing_is_left([int(line.split()[3]) for line in lines], folder)
     assert launcher.returncode == -number
+
+
+UNGUARDED = """
+from plait.comm.launch import LocalRanks
+
+def answer():
+    return 1
+
+with LocalRanks(2, timeout_s=60, device_type="cpu") as ranks:
+    ranks.call(answer)
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_file", "problem"),
+    [(True, "starts local ranks when it is imported"), (False, "was not defined in a file")],
+    ids=["without a guard", "from stdin"],
+)
+def test_a_script_that_the_ranks_cannot_import_is_told_how_to_be_one(tmp_path, is_file, problem):
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, str(script) if is_file else "-"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        input=UNGUARDED,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    error = next(line for line in done.stderr.splitlines() if line.startswith("plait.errors"))
+    assert error.startswith("plait.errors.ConfigError: ")
+    assert problem in error
