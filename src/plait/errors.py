@@ -3,6 +3,7 @@
     PlaitError
       ConfigError          a value that a user wrote cannot work: config, command line, plan, data path
       ShardingError        a layout, interval or transition that cannot exist, or a tensor in another than the declared
+      ScheduleError        a schedule that cannot be built, or that would lose, repeat or wait for a piece for ever
       ContractError        a collective or shape that differs from what the contract promised
       TransportError       a collective or a rank failed
         TransportTimeout   a collective was not joined in time
@@ -50,6 +51,10 @@ class ConfigError(PlaitError, ValueError):
 
 class ShardingError(PlaitError, ValueError):
     """A layout, interval or transition that cannot exist."""
+
+
+class ScheduleError(PlaitError, ValueError):
+    """A schedule of a collective GEMM that cannot be built or does not hold."""
 
 
 class ContractError(PlaitError):

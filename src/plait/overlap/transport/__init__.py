@@ -1,0 +1,1 @@
+"""Ways in which pieces travel. Each module is one; `base` is what they have in common."""

@@ -1,0 +1,57 @@
+"""Direct exchange: every piece goes straight from the rank that has it to each rank that needs it.
+
+In round d of chunk j, rank r sends to r - d and receives from r + d, so that nobody is sent two pieces at once. Sums
+are taken in rank order whoever owns them, so they do not depend on the owner.
+"""
+
+from plait.schedule.movement import Gather, Reduction
+from plait.schedule.piece import Pieces
+from plait.schedule.step import Add, Content, Message, Recv, Send, Wait
+
+
+def build_gather(tensor: str, pieces: Pieces, rank: int, rounds: range) -> Gather:
+    """Gather the pieces of all ranks."""
+    incoming, outgoing = [], []
+    for index, distance, number in _walk(pieces, rounds):
+        source, target = (rank + distance) % pieces.degree, (rank - distance) % pieces.degree
+        if (piece := pieces.find(source, index)) is not None:
+            incoming.append(Message(tensor, Content.VALUE, piece, source, rank, number))
+        if (own := pieces.find(rank, index)) is not None:
+            outgoing.append(Message(tensor, Content.VALUE, own, rank, target, number))
+    return Gather(
+        tuple(map(Recv, incoming)),
+        tuple(map(Send, outgoing)),
+        tuple((message.piece, (Wait(message),)) for message in incoming),
+    )
+
+
+def build_reduction(tensor: str, pieces: Pieces, rank: int, rounds: range) -> Reduction:
+    """Bring every addend of a piece to its owner, who sums them."""
+    others = []
+    incoming: dict[int, list[Message]] = {}
+    for index, distance, number in _walk(pieces, rounds):
+        source, target = (rank + distance) % pieces.degree, (rank - distance) % pieces.degree
+        if (piece := pieces.find(target, index)) is not None:
+            others.append((piece, (Send(Message(tensor, Content.ADDEND, piece, rank, target, number)),)))
+        if (own := pieces.find(rank, index)) is not None:
+            incoming.setdefault(index, []).append(Message(tensor, Content.ADDEND, own, source, rank, number))
+    everyone = tuple(range(pieces.degree))
+    return Reduction(
+        tuple(Recv(message) for messages in incoming.values() for message in messages),
+        tuple(others),
+        tuple(
+            (own, (*map(Wait, incoming.get(index, ())), Add(tensor, own, everyone)))
+            for index in range(pieces.chunks)
+            if (own := pieces.find(rank, index)) is not None
+        ),
+    )
+
+
+def _walk(pieces: Pieces, rounds: range) -> list[tuple[int, int, int]]:
+    """Chunk, distance between the ranks, and number of every round."""
+    distances = range(1, pieces.degree)
+    return [
+        (index, distance, rounds[index * len(distances) + distance - 1])
+        for index in range(pieces.chunks)
+        for distance in distances
+    ]
