@@ -135,10 +135,12 @@ def _weave_all_reduce(work: Work, reduce: Flow, method: Method, chunks: int, ran
     width, is_bulk = by_chunk[0].num_rounds, method is Method.BULK
     # Rounds in the order of issue: addends 0, addends 1, sums 0, addends 2, sums 1, ...
     reductions = [
-        _REDUCTIONS[method](reduce.tensor, chunk, rank, _number(2 * index, width)) for index, chunk in enumerate(by_chunk)
+        _REDUCTIONS[method](reduce.tensor, chunk, rank, _number(2 * index, width))
+        for index, chunk in enumerate(by_chunk)
     ]
     gathers = [
-        _GATHERS[method](reduce.tensor, chunk, rank, _number(2 * index + 3, width)) for index, chunk in enumerate(by_chunk)
+        _GATHERS[method](reduce.tensor, chunk, rank, _number(2 * index + 3, width))
+        for index, chunk in enumerate(by_chunk)
     ]
     sums = [
         [*(step for _, finish in reduction.own for step in finish), *gather.sends]

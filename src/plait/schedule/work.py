@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from plait.schedule.step import Flow
-from plait.sharding import Kind, Split, Transition, build_split
+from plait.sharding import Kind, Transition, build_split
 
 
 @dataclass(frozen=True)

@@ -84,5 +84,7 @@ class Transport(Protocol):
     def open_gather(self, flow: Flow, x_shard: Tensor, label: str) -> GatherSession:
         """Begin to gather `x_shard`, the own rows."""
 
-    def open_reduce(self, flow: Flow, width: int, dtype: torch.dtype, device: torch.device, label: str) -> ReduceSession:
+    def open_reduce(
+        self, flow: Flow, width: int, dtype: torch.dtype, device: torch.device, label: str
+    ) -> ReduceSession:
         """Begin to reduce rows of `width` elements in `dtype`."""
