@@ -1,4 +1,4 @@
-"""What this rank has issued: every collective while recording, the latest few always.
+"""What this rank has issued: every collective and every message of one while recording, the latest collectives always.
 
 The latest are noted as bytes in a small buffer. A launcher puts that buffer into memory that it shares with the rank,
 so that the last collectives of a rank that was killed or hangs can still be read.
@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from mmap import mmap
 from struct import Struct
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from plait.contract.collective import Collective, ReduceOp
 from plait.dtype import DType
+from plait.schedule.step import Message
 from plait.sharding import Kind
 
 HISTORY = 8
@@ -48,6 +49,15 @@ class Issued(NamedTuple):
     label: str
 
 
+class Moved(NamedTuple):
+    """A message of a schedule that this rank sent or has received: the bytes that did move, and for whom."""
+
+    direction: Literal["sent", "received"]
+    message: Message
+    num_bytes: int
+    label: str
+
+
 class Noted(NamedTuple):
     """A remembered collective: the `number`-th that this rank issued on `axis`, in the group of `first_rank`."""
 
@@ -62,9 +72,14 @@ class Noted(NamedTuple):
 
 @dataclass
 class Trace:
-    """The collectives issued on this rank while recording, in order."""
+    """What was issued on this rank while recording, in order.
+
+    Attributes:
+        moved: the messages of overlapped collectives, sent ones when they set off, received ones when waited for.
+    """
 
     issued: list[Issued] = field(default_factory=list)
+    moved: list[Moved] = field(default_factory=list)
 
     @property
     def collectives(self) -> list[Collective]:
@@ -102,6 +117,16 @@ class _Recorder:
         for trace in self.traces:
             trace.issued.append(issued)
 
+    def note_sent(self, message: Message, num_bytes: int, label: str) -> None:
+        """Record a message that has set off; for the transports of overlapped collectives."""
+        for trace in self.traces:
+            trace.moved.append(Moved("sent", message, num_bytes, label))
+
+    def note_received(self, message: Message, num_bytes: int, label: str) -> None:
+        """Record a message that has arrived and was waited for."""
+        for trace in self.traces:
+            trace.moved.append(Moved("received", message, num_bytes, label))
+
     def forget(self) -> None:
         """Count and remember afresh."""
         self._counts.clear()
@@ -122,17 +147,32 @@ class _Recorder:
 
 _recorder = _Recorder()
 issue = _recorder.issue
+note_sent = _recorder.note_sent
+note_received = _recorder.note_received
 
 
 @contextmanager
 def record() -> Iterator[Trace]:
-    """Collect every collective issued on this rank inside the block, from whichever thread."""
+    """Collect what is issued on this rank inside the block, from whichever thread."""
     trace = Trace()
     _recorder.traces.append(trace)
     try:
         yield trace
     finally:
         _recorder.traces = [other for other in _recorder.traces if other is not trace]
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Keep what is issued inside the block out of every trace: it is no part of what a contract promises.
+
+    It is counted and remembered as ever.
+    """
+    traces, _recorder.traces = _recorder.traces, []
+    try:
+        yield
+    finally:
+        _recorder.traces = traces
 
 
 def last_collective() -> Noted | None:
