@@ -20,6 +20,7 @@ from plait import errors
 from plait.cli.main import group
 from plait.config.data import DataConfig
 from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig
+from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig
@@ -40,6 +41,7 @@ SECTIONS: dict[str, type[Section]] = {
     "model (family = gpt)": GptConfig,
     "model.rope_scaling": Llama3RopeScaling,
     "parallel": ParallelConfig,
+    "overlap": OverlapConfig,
     "precision": PrecisionConfig,
     "data": DataConfig,
     "train": TrainConfig,

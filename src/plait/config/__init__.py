@@ -3,6 +3,7 @@
 from plait.config.data import DataConfig
 from plait.config.load import load_run_config
 from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig, ModelConfig
+from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.presets import Preset, list_presets, load_preset
@@ -15,6 +16,7 @@ __all__ = [
     "Llama3RopeScaling",
     "LlamaConfig",
     "ModelConfig",
+    "OverlapConfig",
     "ParallelConfig",
     "PrecisionConfig",
     "Preset",

@@ -9,21 +9,26 @@ from pydantic import ValidationError
 
 from plait.config.data import DataConfig
 from plait.config.model import FAMILIES, Llama3RopeScaling
+from plait.config.overlap import SHORTHAND, OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig, list_conflicts
 from plait.config.section import Problem, Section, list_problems
 from plait.config.source import derive_model_fields, load_source
-from plait.config.toml import load_overrides, merge_trees
+from plait.config.toml import expand_shorthands, load_overrides, merge_trees
 from plait.config.train import TrainConfig
 from plait.errors import ConfigError, describe_nearest
 
 _SECTIONS: dict[str, type[Section]] = {
     "parallel": ParallelConfig,
+    "overlap": OverlapConfig,
     "precision": PrecisionConfig,
     "data": DataConfig,
     "train": TrainConfig,
 }
+
+_SHORTHANDS = {"overlap": SHORTHAND}
+"""Sections that may be written as one plain value, and the key that it stands for."""
 
 
 def load_run_config(source: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -35,8 +40,8 @@ def load_run_config(source: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: every problem at once, those of the file and of the overrides together.
     """
-    over, problems = load_overrides(overrides)
-    tree = load_source(source)
+    over, problems = load_overrides(overrides, _SHORTHANDS)
+    tree = expand_shorthands(load_source(source), _SHORTHANDS)
     if "preset" in _get_table(over, "model"):
         tree.pop("model", None)
     tree = merge_trees(tree, over)

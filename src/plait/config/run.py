@@ -7,6 +7,7 @@ from pydantic import Field
 
 from plait.config.data import DataConfig
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
+from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.section import Problem, Section
@@ -25,6 +26,7 @@ class RunConfig(Section):
     """Folder of all runs; this one writes to `out_dir/name`."""
     model: ModelConfig
     parallel: ParallelConfig = ParallelConfig()
+    overlap: OverlapConfig = OverlapConfig()
     precision: PrecisionConfig = PrecisionConfig()
     data: DataConfig | None = None
     train: TrainConfig = TrainConfig()
@@ -98,9 +100,27 @@ def _list_token_conflicts(
         )
 
 
+def _list_chunk_conflicts(
+    model: LlamaConfig | GptConfig, parallel: ParallelConfig, overlap: OverlapConfig, train: TrainConfig
+) -> Iterator[Problem]:
+    """A piece has at least one token."""
+    tokens = train.micro_batch_size * (train.seq_len or model.max_seq_len)
+    fewest = tokens // parallel.tp
+    if parallel.tp == 1 or overlap.policy == "disabled" or overlap.chunks == "auto" or not fewest:
+        return
+    if overlap.chunks > fewest:
+        yield Problem(
+            "overlap.chunks",
+            f"a rank has {fewest} of the {tokens} tokens of a micro-batch (parallel.tp = {parallel.tp}), "
+            f"which cannot be cut into {overlap.chunks} pieces",
+            f'use at most {fewest}, or "auto"',
+        )
+
+
 _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("train",): _list_schedule_conflicts,
     ("model", "parallel"): _list_degree_conflicts,
     ("model", "train"): _list_length_conflicts,
     ("model", "parallel", "train"): _list_token_conflicts,
+    ("model", "parallel", "overlap", "train"): _list_chunk_conflicts,
 }

@@ -28,7 +28,9 @@ def load_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def load_overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], list[Problem]]:
+def load_overrides(
+    overrides: Sequence[str], shorthands: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], list[Problem]]:
     """Read `train.steps=10` into a tree; the last of several for one key counts."""
     tree: dict[str, Any] = {}
     problems: list[Problem] = []
@@ -41,8 +43,16 @@ def load_overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], list[Probl
         value: Any = _parse_value(text.strip())
         for part in reversed(key.strip().split(".")):
             value = {part: value}
-        tree = merge_trees(tree, value)
+        tree = merge_trees(tree, expand_shorthands(value, shorthands or {}))
     return tree, problems
+
+
+def expand_shorthands(tree: Mapping[str, Any], shorthands: Mapping[str, str]) -> dict[str, Any]:
+    """Turn the plain value of a section into the one key of its table that it stands for."""
+    return {
+        name: {shorthands[name]: value} if name in shorthands and not isinstance(value, Mapping) else value
+        for name, value in tree.items()
+    }
 
 
 def merge_trees(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
