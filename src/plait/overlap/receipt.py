@@ -1,0 +1,190 @@
+"""The receipt: for every collective GEMM what was asked, what runs, why, what it sends, how long it is waited for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from plait.contract.collective import Collective
+from plait.errors import ConfigError
+from plait.overlap.choice import Choice
+from plait.overlap.site import Site
+from plait.schedule.step import Method, Program
+from plait.schedule.work import Operation, Work
+
+
+@dataclass
+class Line:
+    """One pass through one linear or gather group.
+
+    Attributes:
+        num_rows: tokens of all ranks.
+        num_messages: messages this rank sends, or whole collectives it takes part in.
+        sent_bytes: what this rank sends, of a collective what it has to send at least.
+        measured_exposed_s: how long the host waited for others, in all runs together.
+        num_measured: how many runs that were.
+    """
+
+    label: str
+    operation: Operation
+    num_rows: int
+    choice: Choice
+    num_messages: int
+    sent_bytes: int
+    measured_exposed_s: float = 0.0
+    num_measured: int = 0
+
+    def add_measurement(self, exposed_s: float) -> None:
+        """Note how long one run waited for others."""
+        self.measured_exposed_s += exposed_s
+        self.num_measured += 1
+
+    @property
+    def what_runs(self) -> tuple[Any, ...]:
+        """All that decides how fast it is, apart from the machine."""
+        return (self.operation, self.num_rows, self.choice.way)
+
+    def to_json(self) -> dict[str, Any]:
+        """For files and programs."""
+        choice = self.choice
+        return {
+            "label": self.label,
+            "operation": str(self.operation),
+            "num_rows": self.num_rows,
+            "asked": choice.asked,
+            "is_as_asked": choice.is_as_asked,
+            "overlaps": choice.overlaps,
+            "method": str(choice.method),
+            "chunks": choice.chunks,
+            "transport": choice.transport,
+            "reason": choice.reason,
+            "num_messages": self.num_messages,
+            "sent_bytes": self.sent_bytes,
+            "predicted_s": choice.predicted_s,
+            "predicted_serial_s": choice.predicted_serial_s,
+            "predicted_exposed_s": choice.predicted_exposed_s,
+            "measured_exposed_s": self.measured_exposed_s,
+            "num_measured": self.num_measured,
+        }
+
+
+@dataclass
+class Receipt:
+    """What one rank ran, a line for each pass that it came by.
+
+    Attributes:
+        note: what there is to say instead of lines.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    note: str | None = None
+
+    def add_line(self, operation: Operation, site: Site, work: Work, choice: Choice, program: Program) -> Line:
+        """Note what was chosen for a pass; what its runs cost is to be added to the line."""
+        num_messages, sent_bytes = _count_sent(site, work, program)
+        line = Line(site.label, operation, work.num_rows, choice, num_messages, sent_bytes)
+        self.lines.append(line)
+        return line
+
+    def to_json(self) -> dict[str, Any]:
+        """For files and programs."""
+        return {"note": self.note, "lines": [line.to_json() for line in self.lines]}
+
+
+def build_empty_receipt(asked: str) -> Receipt:
+    """The receipt of a model on one rank."""
+    return Receipt(note=f"overlap = {asked}: there is nothing to overlap on one rank (parallel.tp = 1)")
+
+
+def check_strict(receipt: Receipt) -> None:
+    """Compare what runs with what was asked for.
+
+    Raises:
+        ConfigError: lists every GEMM for which they differ.
+    """
+    differing = Receipt([line for line in receipt.lines if not line.choice.is_as_asked])
+    problems = [
+        f'{fold.label}, {fold.first.operation}: asked for "{fold.first.choice.asked}", '
+        f"but what can run is {fold.first.choice.way}: {fold.first.choice.reason}"
+        for fold in fold_lines(differing)
+    ]
+    if problems:
+        raise ConfigError.from_problems(
+            "overlap.strict = true", problems, hint="ask for what can run, or set overlap.strict=false"
+        )
+
+
+def check_comparable(one: Receipt, other: Receipt) -> None:
+    """Refuse to compare a run with itself under another name.
+
+    Raises:
+        ConfigError: everything ran alike in both.
+    """
+    runs, other_runs = ({(line.label, *line.what_runs) for line in each.lines} for each in (one, other))
+    if runs != other_runs:
+        return
+    asked = [sorted({line.choice.asked for line in each.lines}) for each in (one, other)]
+    ran = sorted({str(line.choice.way) for line in one.lines}) or ["nothing that could overlap"]
+    raise ConfigError(
+        f"these two runs cannot be compared, they did the same: {' and '.join(ran)} "
+        f"(asked for: {', '.join(asked[0]) or '-'} and {', '.join(asked[1]) or '-'})",
+        hint="the receipts say why; overlap.strict=true refuses to run what was not asked for",
+    )
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Lines that differ in the number of their layer only."""
+
+    label: str
+    lines: tuple[Line, ...]
+
+    @property
+    def first(self) -> Line:
+        """One that stands for all."""
+        return self.lines[0]
+
+    @property
+    def measured_exposed_s(self) -> float | None:
+        """Mean over all runs."""
+        runs = sum(line.num_measured for line in self.lines)
+        return sum(line.measured_exposed_s for line in self.lines) / runs if runs else None
+
+
+def fold_lines(receipt: Receipt) -> Iterator[Fold]:
+    """Lines that are alike as one, `layers.0-31.mlp.w_up`, in the order of the first of each."""
+    alike: dict[tuple[Any, ...], list[tuple[int | None, Line]]] = {}
+    for line in receipt.lines:
+        pattern, layer = _split_label(line.label)
+        key = (pattern, *line.what_runs, line.choice.reason, line.choice.is_as_asked, line.sent_bytes)
+        alike.setdefault(key, []).append((layer, line))
+    for (pattern, *_), members in alike.items():
+        layers = sorted({layer for layer, _ in members if layer is not None})
+        yield Fold(pattern.replace("*", _format_ranges(layers), 1), tuple(line for _, line in members))
+
+
+def _split_label(label: str) -> tuple[str, int | None]:
+    """`layers.3.mlp.w_up` -> `layers.*.mlp.w_up`, 3."""
+    parts = label.split(".")
+    place = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
+    if place is None:
+        return label, None
+    return ".".join([*parts[:place], "*", *parts[place + 1 :]]), int(parts[place])
+
+
+def _format_ranges(numbers: list[int]) -> str:
+    """`0-3,5`."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _count_sent(site: Site, work: Work, program: Program) -> tuple[int, int]:
+    if program.method is not Method.NONE:
+        messages = program.messages_sent
+        sent_bytes = sum(len(message.piece.rows) * site.row_bytes(program.flow(message.tensor)) for message in messages)
+        return len(messages), sent_bytes
+    collectives = [
+        Collective(flow.kind, "tp", flow.split.degree, (work.num_rows, site.width), site.row_dtype(flow))
+        for flow in work.flows
+    ]
+    return len(collectives), round(sum(each.wire_bytes_per_rank for each in collectives))
