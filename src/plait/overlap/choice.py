@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from plait.schedule.step import Method
 
 LIBRARY = "library"
-"""The transport of whole collectives, those of torch.distributed."""
+"""The transport of whole collectives, those of torch.distributed; what else there is moves pieces."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,8 @@ class Way:
     transport: str
 
     def __str__(self) -> str:
-        if self.method is Method.NONE:
-            return f"{self.method} over the {self.transport}"
-        return f"{self.method}{f' x{self.chunks}' if self.chunks > 1 else ''} over {self.transport}"
+        chunks = f" x{self.chunks}" if self.chunks > 1 else ""
+        return f"{self.method}{chunks}" + (f" over {self.transport}" if self.transport != LIBRARY else "")
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,18 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from plait.contract.collective import Collective
 from plait.errors import ConfigError
 from plait.overlap.choice import Choice
 from plait.overlap.site import Site
 from plait.schedule.step import Method, Program
 from plait.schedule.work import Operation, Work
+from plait.sharding import Kind
+from plait.units import format_bytes, format_seconds
 
 
 @dataclass
@@ -163,6 +169,36 @@ def fold_lines(receipt: Receipt) -> Iterator[Fold]:
         yield Fold(pattern.replace("*", _format_ranges(layers), 1), tuple(line for _, line in members))
 
 
+def build_table(receipt: Receipt) -> RenderableType:
+    """The receipt for a reader; layers that are alike are one row."""
+    if not receipt.lines:
+        return Text(f"overlap: {receipt.note or 'no collective GEMM has run'}")
+    folds = list(fold_lines(receipt))
+    reasons = list(dict.fromkeys(fold.first.choice.reason for fold in folds))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("GEMM", overflow="fold")
+    table.add_column("pass", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column("runs", no_wrap=True)
+    for heading in ("sends", "predicted", "waited", "why"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for fold in folds:
+        line, choice = fold.first, fold.first.choice
+        table.add_row(
+            fold.label, line.operation.rpartition(" ")[2], str(line.num_rows), str(choice.way),
+            f"{line.num_messages} x {format_bytes(line.sent_bytes / max(1, line.num_messages))}",
+            _format_time(choice.predicted_exposed_s), _format_time(fold.measured_exposed_s),
+            Text(f"({reasons.index(choice.reason) + 1})", style="" if choice.is_as_asked else "bold red"),
+        )  # fmt: skip
+    asked = " and ".join(dict.fromkeys(fold.first.choice.asked for fold in folds))
+    notes = [Text(f"({number}) {reason}", style="dim") for number, reason in enumerate(reasons, 1)]
+    return Group(Text(f"overlap = {asked}; what this rank waits for others in each pass"), table, *notes)
+
+
+def _format_time(value_s: float | None) -> str:
+    return "" if value_s is None else format_seconds(value_s)
+
+
 def _split_label(label: str) -> tuple[str, int | None]:
     """`layers.3.mlp.w_up` -> `layers.*.mlp.w_up`, 3."""
     parts = label.split(".")
@@ -181,10 +217,12 @@ def _format_ranges(numbers: list[int]) -> str:
 def _count_sent(site: Site, work: Work, program: Program) -> tuple[int, int]:
     if program.method is not Method.NONE:
         messages = program.messages_sent
-        sent_bytes = sum(len(message.piece.rows) * site.row_bytes(program.flow(message.tensor)) for message in messages)
-        return len(messages), sent_bytes
+        return len(messages), sum(len(each.piece.rows) * site.row_bytes(each.content) for each in messages)
     collectives = [
-        Collective(flow.kind, "tp", flow.split.degree, (work.num_rows, site.width), site.row_dtype(flow))
+        Collective(
+            flow.kind, "tp", flow.split.degree, (work.num_rows, site.width),
+            site.dtype if flow.kind is Kind.ALL_GATHER else site.sum_dtype,
+        )
         for flow in work.flows
-    ]
+    ]  # fmt: skip
     return len(collectives), round(sum(each.wire_bytes_per_rank for each in collectives))

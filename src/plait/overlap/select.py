@@ -125,9 +125,10 @@ def _list_open_methods(config: OverlapConfig, work: Work) -> tuple[tuple[Method,
     if config.method == "auto":
         # A chunk count that was asked for is not to be lost to a method without chunks.
         return tuple(each for each in able if each is not Method.BULK or config.chunks in ("auto", 1)), ""
-    if config.method not in able:
+    method = Method(config.method)
+    if method not in able:
         return (), "bulk needs a GEMM that does not need what moves, as only the backward of column linears has"
-    return (Method(config.method),), ""
+    return (method,), ""
 
 
 def _list_open_transports(config: OverlapConfig, reachable: Mapping[str, str | None]) -> tuple[list[str], str]:

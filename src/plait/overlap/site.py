@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plait.dtype import DType, width_bytes
-from plait.schedule.step import Flow
-from plait.sharding import Kind
+from plait.schedule.step import Content
 
 Region = Literal["attention", "mlp", "head"]
 
@@ -19,7 +18,7 @@ class Site:
         width: features of the tensor that moves.
         features: this rank's features on the other side, of all linears of the group together.
         dtype: of the operands and of what is gathered.
-        reduce_dtype: in which sums are carried; `dtype` unless given.
+        reduce_dtype: in which sums over ranks are carried; `dtype` unless given.
     """
 
     label: str
@@ -34,10 +33,11 @@ class Site:
         """Of each GEMM: forward, dgrad and wgrad alike."""
         return 2 * self.width * self.features
 
-    def row_dtype(self, flow: Flow) -> DType:
-        """In what a row of `flow` travels."""
-        return self.dtype if flow.kind is Kind.ALL_GATHER or self.reduce_dtype is None else self.reduce_dtype
+    @property
+    def sum_dtype(self) -> DType:
+        """In which sums are carried."""
+        return self.dtype if self.reduce_dtype is None else self.reduce_dtype
 
-    def row_bytes(self, flow: Flow) -> int:
-        """What a row of `flow` weighs."""
-        return self.width * width_bytes(self.row_dtype(flow))
+    def row_bytes(self, content: Content) -> int:
+        """What a row weighs on its way: addends travel in the dtype in which they are summed."""
+        return self.width * width_bytes(self.sum_dtype if content is Content.ADDEND else self.dtype)
