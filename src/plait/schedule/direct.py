@@ -4,12 +4,14 @@ In round d of chunk j, rank r sends to r - d and receives from r + d, so that no
 are taken in rank order whoever owns them, so they do not depend on the owner.
 """
 
+from collections.abc import Sequence
+
 from plait.schedule.movement import Gather, Reduction
 from plait.schedule.piece import Pieces
 from plait.schedule.step import Add, Content, Message, Recv, Send, Wait
 
 
-def build_gather(tensor: str, pieces: Pieces, rank: int, rounds: range) -> Gather:
+def build_gather(tensor: str, pieces: Pieces, rank: int, rounds: Sequence[int]) -> Gather:
     """Gather the pieces of all ranks."""
     incoming, outgoing = [], []
     for index, distance, number in _walk(pieces, rounds):
@@ -25,7 +27,7 @@ def build_gather(tensor: str, pieces: Pieces, rank: int, rounds: range) -> Gathe
     )
 
 
-def build_reduction(tensor: str, pieces: Pieces, rank: int, rounds: range) -> Reduction:
+def build_reduction(tensor: str, pieces: Pieces, rank: int, rounds: Sequence[int]) -> Reduction:
     """Bring every addend of a piece to its owner, who sums them."""
     others = []
     incoming: dict[int, list[Message]] = {}
@@ -47,7 +49,7 @@ def build_reduction(tensor: str, pieces: Pieces, rank: int, rounds: range) -> Re
     )
 
 
-def _walk(pieces: Pieces, rounds: range) -> list[tuple[int, int, int]]:
+def _walk(pieces: Pieces, rounds: Sequence[int]) -> list[tuple[int, int, int]]:
     """Chunk, distance between the ranks, and number of every round."""
     distances = range(1, pieces.degree)
     return [

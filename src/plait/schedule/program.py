@@ -1,26 +1,30 @@
 """Weaving: the pieces that a method moves and the GEMMs beside them become one list of steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from operator import itemgetter
 
 from plait.errors import ScheduleError
 from plait.schedule import direct, ring
 from plait.schedule.movement import Gather, Reduction
 from plait.schedule.piece import Pieces, build_pieces
-from plait.schedule.step import Collect, Flow, Flush, Method, Multiply, Program, Send, Step
+from plait.schedule.step import Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step
 from plait.schedule.work import Work
 from plait.sharding import Interval, Kind
 
 _NO_GATHER = Gather((), (), ())
+_RINGS = (Method.RING, Method.RING_TWO_WAY)
 
-_GATHERS: dict[Method, Callable[[str, Pieces, int, range], Gather]] = {
+_Group = tuple[int, Sequence[Step]]
+"""Steps that stay together, and the round that says where among other groups."""
+
+_GATHERS: dict[Method, Callable[[str, Pieces, int, Sequence[int]], Gather]] = {
     Method.BULK: direct.build_gather,
     Method.DIRECT: direct.build_gather,
     Method.RING: ring.build_gather,
     Method.RING_TWO_WAY: partial(ring.build_gather, two_way=True),
 }
-_REDUCTIONS: dict[Method, Callable[[str, Pieces, int, range], Reduction]] = {
+_REDUCTIONS: dict[Method, Callable[[str, Pieces, int, Sequence[int]], Reduction]] = {
     Method.BULK: direct.build_reduction,
     Method.DIRECT: direct.build_reduction,
     Method.RING: ring.build_reduction,
@@ -38,6 +42,12 @@ def build_program(work: Work, method: Method, chunks: int, rank: int) -> Program
     Raises:
         ScheduleError: a method that cannot do this work.
     """
+    if method not in (able := list_methods(work)):
+        moved = " and ".join(f"{flow.kind} of {flow.tensor}" for flow in work.flows if work.num_rows) or "nothing"
+        raise ScheduleError(
+            f"{method} cannot do {' and '.join(work.gemms)} over {work.num_rows} rows with {moved} beside it",
+            hint=f"it can be done by {', '.join(able)}",
+        )
     if method is Method.NONE:
         steps = _list_serial(work)
     elif work.reduce is not None and work.reduce.kind is Kind.ALL_REDUCE:
@@ -45,72 +55,66 @@ def build_program(work: Work, method: Method, chunks: int, rank: int) -> Program
     elif work.reduce is not None:
         steps = _weave_reduction(work, work.reduce, method, chunks, rank)
     else:
-        steps = _weave_gather(work, method, chunks, rank)
-    return Program(method, chunks, rank, work.flows, work.gemms, tuple(steps))
+        assert work.gather is not None
+        steps = _weave_gather(work, work.gather, method, chunks, rank)
+    return Program(method, chunks, rank, work.flows, work.gemms, tuple(_accumulate(steps, work.summing)))
 
 
 def list_methods(work: Work) -> tuple[Method, ...]:
     """The methods that can do `work`."""
-    if not work.flows:
+    if not work.flows or not work.num_rows:
         return (Method.NONE,)
     has_independent_gemm = work.summing is not None and work.rowwise is not None and not work.rowwise_reads_gather
     return tuple(method for method in Method if method is not Method.BULK or has_independent_gemm)
 
 
 def _list_serial(work: Work) -> list[Step]:
-    steps: list[Step] = [Collect(work.gather.tensor)] if work.gather else []
     every = Interval(0, work.num_rows)
+    steps: list[Step] = [Collect(work.gather.tensor)] if work.gather else []
     steps += [Multiply(work.rowwise, every)] if work.rowwise else []
     steps += [Collect(work.reduce.tensor)] if work.reduce else []
     steps += [Multiply(work.summing, every)] if work.summing else []
     return steps
 
 
-def _weave_gather(work: Work, method: Method, chunks: int, rank: int) -> list[Step]:
+def _weave_gather(work: Work, flow: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
     """Rows are multiplied as they come."""
-    if method is Method.BULK:
-        raise ScheduleError(
-            f"bulk: {' and '.join(work.gemms)} both need what moves, so there is no GEMM to hide it under",
-            hint="bulk is for the backward of column linears; use direct or ring",
-        )
-    if work.gather is None:
-        return _list_serial(work)
-    gather = _build_gather(work.gather, method, chunks, rank)
-    own = work.gather.split.intervals[rank]
-    steps: list[Step] = [*gather.recvs, *gather.sends, *_multiply(work.rowwise, own), *_multiply(work.summing, own)]
+    pieces = build_pieces(flow.split, chunks)
+    gather = _GATHERS[method](flow.tensor, pieces, rank, range(pieces.num_rounds))
+    own = flow.split.intervals[rank]
+    steps = [*_post(gather.recvs), *gather.sends, *_multiply(work.rowwise, own), *_multiply(work.summing, own)]
     for piece, arrive in gather.arrivals:
-        steps += [*arrive, *_multiply(work.rowwise, piece.rows)]
-    return [*steps, *_multiply_rest(work.summing, own, work.num_rows), Flush(work.gather.tensor)]
+        steps += [*arrive, *_multiply(work.rowwise or work.summing, piece.rows)]
+    steps += _multiply_others(work.summing, own, work.num_rows) if work.rowwise else []
+    return [*steps, Flush(flow.tensor)]
 
 
 def _weave_reduction(work: Work, reduce: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
     """Rows of other owners are computed first and sent off; what is gathered beside is for the GEMM behind."""
-    pieces = _build_pieces(reduce, method, chunks)
+    is_bulk = method is Method.BULK
+    pieces = build_pieces(reduce.split, 1 if is_bulk else chunks)
     gather_rounds, reduce_rounds = _interleave(pieces, method)
     gather = _NO_GATHER
     if work.gather is not None:
         gather = _GATHERS[method](work.gather.tensor, pieces, rank, gather_rounds)
     reduction = _REDUCTIONS[method](reduce.tensor, pieces, rank, reduce_rounds)
     own, every = reduce.split.intervals[rank], Interval(0, work.num_rows)
-    steps: list[Step] = [*gather.recvs, *reduction.recvs, *gather.sends]
-    is_bulk = method is Method.BULK
-    steps += _multiply(work.rowwise, every) if is_bulk else []
     # What others wait for is passed on between the GEMMs, what only this rank waits for is left to the end.
-    passing = [(_round_of(arrive), arrive) for _, arrive in gather.arrivals if len(arrive) > 1]
-    computing = [
-        (_round_of(after), (*([] if is_bulk else _multiply(work.rowwise, piece.rows)), *after))
-        for piece, after in reduction.others
+    groups = [(_round_of(arrive), arrive) for _, arrive in gather.arrivals if len(arrive) > 1]
+    for piece, after in reduction.others:
+        groups.append((_round_of(after), (*_multiply(None if is_bulk else work.rowwise, piece.rows), *after)))
+    return [
+        *_post([*gather.recvs, *reduction.recvs]),
+        *gather.sends,
+        *_multiply(work.rowwise if is_bulk else None, every),
+        *_sort(groups),
+        *_multiply(None if is_bulk else work.rowwise, own),
+        *_multiply(work.summing, own),
+        *(step for _, arrive in gather.arrivals if len(arrive) == 1 for step in arrive),
+        *_multiply_others(work.summing, own, work.num_rows),
+        *(step for _, finish in reduction.own for step in finish),
+        *(Flush(flow.tensor) for flow in work.flows),
     ]
-    steps += [step for _, group in sorted([*passing, *computing], key=itemgetter(0)) for step in group]
-    steps += [] if is_bulk else _multiply(work.rowwise, own)
-    if work.gather is None:
-        steps += _multiply(work.summing, every)
-    else:
-        steps += _multiply(work.summing, own)
-        steps += [step for _, arrive in gather.arrivals if len(arrive) == 1 for step in arrive]
-        steps += _multiply_rest(work.summing, own, work.num_rows)
-    steps += [step for _, finish in reduction.own for step in finish]
-    return [*steps, *(Flush(flow.tensor) for flow in work.flows)]
 
 
 def _interleave(pieces: Pieces, method: Method) -> tuple[range, range]:
@@ -119,68 +123,101 @@ def _interleave(pieces: Pieces, method: Method) -> tuple[range, range]:
     Direct, all of the gather is issued at the start. On a ring a piece is passed on between two addends.
     """
     num = pieces.num_rounds
-    if method in (Method.RING, Method.RING_TWO_WAY):
+    if method in _RINGS:
         return range(1, 1 + 2 * num, 2), range(2 * pieces.chunks, 2 * (pieces.chunks + num), 2)
     return range(num), range(num, 2 * num)
+
+
+def _weave_all_reduce(work: Work, reduce: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
+    """Chunk by chunk: addends of one chunk travel while the next is computed, and its sums while the one after is."""
+    is_bulk = method is Method.BULK
+    pieces = build_pieces(reduce.split, 1 if is_bulk else chunks)
+    recvs: list[Recv] = []
+    groups: list[_Group] = [(_Stage(pieces.chunks, pieces.degree).start, _multiply(work.summing, _every(work)))]
+    last: list[Step] = []
+    for index in range(pieces.chunks):
+        stage, chunk = _Stage(index, pieces.degree), pieces.only(index)
+        reduction = _REDUCTIONS[method](reduce.tensor, chunk, rank, stage.addends)
+        gather = _GATHERS[method](reduce.tensor, chunk, rank, stage.list_sums(method))
+        recvs += [*reduction.recvs, *gather.recvs]
+        for piece, after in reduction.others:
+            groups.append((_round_of(after), (*_multiply(None if is_bulk else work.rowwise, piece.rows), *after)))
+        for piece, finish in reduction.own:
+            groups.append((stage.own, _multiply(None if is_bulk else work.rowwise, piece.rows)))
+            groups.append((_round_of(gather.sends), (*finish, *gather.sends)))
+        groups += [(_round_of(arrive), arrive) for _, arrive in gather.arrivals if len(arrive) > 1]
+        last += [step for _, arrive in gather.arrivals if len(arrive) == 1 for step in arrive]
+    whole = _multiply(work.rowwise if is_bulk else None, _every(work))
+    return [*_post(recvs), *whole, *_sort(groups), *last, Flush(reduce.tensor)]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The rounds in which one chunk of an all-reduce moves, in the order in which all ranks issue them.
+
+    While a chunk is computed its addends are sent off, and between them the sums of the chunk two before are passed on
+    round a ring. When it is computed, the addends of the chunk before have come: their sums are finished and sent off.
+    """
+
+    index: int
+    degree: int
+
+    @property
+    def start(self) -> int:
+        """Before anything else of this stage."""
+        return self.index * 3 * self.degree
+
+    @property
+    def addends(self) -> range:
+        """Every other round, so that there is room between them."""
+        return range(self.start + 1, self.own, 2)
+
+    @property
+    def own(self) -> int:
+        """When the own rows are computed."""
+        return self.start + 2 * self.degree - 1
+
+    def list_sums(self, method: Method) -> list[int]:
+        """The rounds of the sums: a stage later all that this rank sends of its own, two later what it passes on."""
+        own, passed = _Stage(self.index + 1, self.degree).own, _Stage(self.index + 2, self.degree).start
+        if method in _RINGS:
+            return [own + 1, *range(passed + 2, passed + 2 * self.degree - 2, 2)]
+        return list(range(own + 1, own + self.degree))
+
+
+def _post(recvs: Sequence[Recv]) -> list[Step]:
+    """All receives, in the order in which what they wait for is sent."""
+    return [*sorted(recvs, key=lambda recv: recv.message.round)]
+
+
+def _sort(groups: Sequence[_Group]) -> Iterator[Step]:
+    for _, steps in sorted(groups, key=lambda group: group[0]):
+        yield from steps
 
 
 def _round_of(steps: Sequence[Step]) -> int:
     return next(step.message.round for step in steps if isinstance(step, Send))
 
 
-def _weave_all_reduce(work: Work, reduce: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
-    """Chunk by chunk: addends of one chunk travel while the next is computed, and its sums while the one after is."""
-    pieces = _build_pieces(reduce, method, chunks)
-    by_chunk = [pieces.only(index) for index in range(pieces.chunks)]
-    width, is_bulk = by_chunk[0].num_rounds, method is Method.BULK
-    # Rounds in the order of issue: addends 0, addends 1, sums 0, addends 2, sums 1, ...
-    reductions = [
-        _REDUCTIONS[method](reduce.tensor, chunk, rank, _number(2 * index, width))
-        for index, chunk in enumerate(by_chunk)
-    ]
-    gathers = [
-        _GATHERS[method](reduce.tensor, chunk, rank, _number(2 * index + 3, width))
-        for index, chunk in enumerate(by_chunk)
-    ]
-    sums = [
-        [*(step for _, finish in reduction.own for step in finish), *gather.sends]
-        for reduction, gather in zip(reductions, gathers, strict=True)
-    ]
-    values = [[step for _, arrive in gather.arrivals for step in arrive] for gather in gathers]
-    steps: list[Step] = [recv for reduction in reductions for recv in reduction.recvs]
-    steps += [recv for gather in gathers for recv in gather.recvs]
-    steps += _multiply(work.rowwise, Interval(0, work.num_rows)) if is_bulk else []
-    for index, reduction in enumerate(reductions):
-        for piece, after in reduction.others:
-            steps += [*([] if is_bulk else _multiply(work.rowwise, piece.rows)), *after]
-        for piece, _ in reduction.own:
-            steps += [] if is_bulk else _multiply(work.rowwise, piece.rows)
-        steps += sums[index - 1] if index >= 1 else []
-        steps += values[index - 2] if index >= 2 else []
-    steps += _multiply(work.summing, Interval(0, work.num_rows))
-    steps += [*sums[-1], *(step for value in values[-2:] for step in value)]
-    return [*steps, Flush(reduce.tensor)]
+def _every(work: Work) -> Interval:
+    return Interval(0, work.num_rows)
 
 
-def _number(stage: int, width: int) -> range:
-    return range(stage * width, (stage + 1) * width)
+def _multiply(gemm: str | None, rows: Interval) -> list[Step]:
+    return [Multiply(gemm, rows)] if gemm is not None and len(rows) else []
 
 
-def _build_gather(flow: Flow, method: Method, chunks: int, rank: int) -> Gather:
-    pieces = _build_pieces(flow, method, chunks)
-    return _GATHERS[method](flow.tensor, pieces, rank, range(pieces.num_rounds))
+def _multiply_others(gemm: str | None, own: Interval, num_rows: int) -> list[Step]:
+    """The rows before and behind the own ones."""
+    return [*_multiply(gemm, Interval(0, own.start)), *_multiply(gemm, Interval(own.stop, num_rows))]
 
 
-def _build_pieces(flow: Flow, method: Method, chunks: int) -> Pieces:
-    return build_pieces(flow.split, 1 if method is Method.BULK else chunks)
-
-
-def _multiply(gemm: str | None, rows: Interval, *, accumulates: bool = False) -> list[Step]:
-    return [Multiply(gemm, rows, accumulates)] if gemm is not None and len(rows) else []
-
-
-def _multiply_rest(gemm: str | None, own: Interval, num_rows: int) -> list[Step]:
-    """The rows before and behind the own ones, which were multiplied already."""
-    before = _multiply(gemm, Interval(0, own.start), accumulates=len(own) > 0)
-    behind = _multiply(gemm, Interval(own.stop, num_rows), accumulates=len(own) > 0 or own.start > 0)
-    return [*before, *behind]
+def _accumulate(steps: Iterable[Step], summing: str | None) -> Iterator[Step]:
+    """A GEMM that sums over rows adds to what is there, but for the first time."""
+    is_first = True
+    for step in steps:
+        if isinstance(step, Multiply) and step.gemm == summing:
+            yield replace(step, accumulates=not is_first)
+            is_first = False
+        else:
+            yield step

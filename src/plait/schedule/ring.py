@@ -5,12 +5,14 @@ carry both directions at once are used in both. A sum starts with the rank behin
 each rank that it passes, so its order depends on the owner, but not on time.
 """
 
+from collections.abc import Sequence
+
 from plait.schedule.movement import Gather, Reduction
 from plait.schedule.piece import Pieces
 from plait.schedule.step import Add, Content, Message, Recv, Send, Step, Wait
 
 
-def build_gather(tensor: str, pieces: Pieces, rank: int, rounds: range, *, two_way: bool = False) -> Gather:
+def build_gather(tensor: str, pieces: Pieces, rank: int, rounds: Sequence[int], *, two_way: bool = False) -> Gather:
     """Gather the pieces of all ranks."""
     recvs, sends, arrivals = [], [], []
     for hop, index, behind, ahead in _walk(pieces, rank, two_way):
@@ -30,7 +32,9 @@ def build_gather(tensor: str, pieces: Pieces, rank: int, rounds: range, *, two_w
     return Gather(tuple(recvs), tuple(sends), tuple(arrivals))
 
 
-def build_reduction(tensor: str, pieces: Pieces, rank: int, rounds: range, *, two_way: bool = False) -> Reduction:
+def build_reduction(
+    tensor: str, pieces: Pieces, rank: int, rounds: Sequence[int], *, two_way: bool = False
+) -> Reduction:
     """Bring the sum of every piece to its owner, an addend at each hop."""
     recvs, others, own = [], [], []
     for hop, index, behind, ahead in _walk(pieces, rank, two_way):

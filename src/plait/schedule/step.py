@@ -72,6 +72,9 @@ class Recv:
 
     message: Message
 
+    def __str__(self) -> str:
+        return f"recv {self.message}"
+
 
 @dataclass(frozen=True)
 class Send:
@@ -79,12 +82,18 @@ class Send:
 
     message: Message
 
+    def __str__(self) -> str:
+        return f"send {self.message}"
+
 
 @dataclass(frozen=True)
 class Wait:
     """Wait until a message has arrived."""
 
     message: Message
+
+    def __str__(self) -> str:
+        return f"wait {self.message}"
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,9 @@ class Multiply:
     rows: Interval
     accumulates: bool = False
 
+    def __str__(self) -> str:
+        return f"multiply {self.gemm}[{self.rows}]{' accumulating' if self.accumulates else ''}"
+
 
 @dataclass(frozen=True)
 class Add:
@@ -112,6 +124,9 @@ class Add:
     piece: Piece
     ranks: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"add {self.tensor}[{self.piece}] of {', '.join(map(str, self.ranks))}"
+
 
 @dataclass(frozen=True)
 class Flush:
@@ -119,12 +134,18 @@ class Flush:
 
     tensor: str
 
+    def __str__(self) -> str:
+        return f"flush {self.tensor}"
+
 
 @dataclass(frozen=True)
 class Collect:
     """The library's collective over the whole tensor, from its first to its last byte."""
 
     tensor: str
+
+    def __str__(self) -> str:
+        return f"collect {self.tensor}"
 
 
 Step = Recv | Send | Wait | Multiply | Add | Flush | Collect
