@@ -157,9 +157,14 @@ def _run(issue: Callable[..., Any], axis: Axis, *args: Any) -> None:
     try:
         issue(*args, group=axis.group)
     except RuntimeError as error:
-        kind = TransportTimeout if "timed out" in str(error).lower() else TransportError
-        cause = _BOILERPLATE.sub("", str(error))
-        raise kind(f"{trace.identity()}: {trace.last_collective()} failed: {cause}") from error
+        raise build_transport_error(error) from error
+
+
+def build_transport_error(error: RuntimeError, message: str = "") -> TransportError:
+    """What torch.distributed raised in the latest collective, or in a message that is part of it."""
+    kind = TransportTimeout if "timed out" in str(error).lower() else TransportError
+    what = f"{message} in {trace.last_collective()}" if message else str(trace.last_collective())
+    return kind(f"{trace.identity()}: {what} failed: {_BOILERPLATE.sub('', str(error))}")
 
 
 def _carrier(x: Tensor, axis: Axis, dtype: torch.dtype | None) -> torch.dtype:

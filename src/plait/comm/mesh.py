@@ -171,7 +171,7 @@ def _build_group(groups: Partition, members: tuple[int, ...]) -> dist.ProcessGro
         return world
     built = _groups.setdefault(world, {})
     if groups not in built:
-        timeout = _timeout_of(world)
+        timeout = timeout_of(world)
         own = None
         for ranks in groups:
             group = dist.new_group(list(ranks), timeout=timeout, group_desc="plait")
@@ -180,7 +180,7 @@ def _build_group(groups: Partition, members: tuple[int, ...]) -> dist.ProcessGro
     return built[groups]
 
 
-def _timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     """The collective timeout of a group; torch would give a new group its own default of half an hour."""
     options = getattr(group._get_backend(group._device_types[-1]), "options", None)
     return getattr(options, "_timeout", None)

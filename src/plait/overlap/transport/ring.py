@@ -1,0 +1,44 @@
+"""Point to point over torch.distributed: gloo between CPUs, NCCL between CUDA devices.
+
+In configs it is named "ring". It executes every method; with method none it moves whole shards and waits for them,
+which is the same way between the ranks without overlap.
+"""
+
+import torch
+from torch import Tensor
+
+from plait.comm.mesh import Axis
+from plait.overlap.transport.base import Capability
+from plait.overlap.transport.host import HostLink
+from plait.overlap.transport.link import Link
+from plait.overlap.transport.piecewise import PiecewiseGather, PiecewiseReduce
+from plait.overlap.transport.pool import Pool
+from plait.schedule.step import Flow, Method
+
+
+class RingTransport:
+    """Sends and receives over the process group of an axis of more than one rank."""
+
+    capability = Capability("ring", frozenset({"cpu", "cuda"}), frozenset(Method))
+    keeps_memory = False
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+        self._links: dict[torch.device, Link] = {}
+        self._pool = Pool()
+
+    def open_gather(self, flow: Flow, x_shard: Tensor, label: str) -> PiecewiseGather:
+        """Begin to gather `x_shard`, the own rows."""
+        return PiecewiseGather(flow, x_shard, self.axis, self._link_to(x_shard.device), label)
+
+    def open_reduce(
+        self, flow: Flow, width: int, dtype: torch.dtype, device: torch.device, label: str
+    ) -> PiecewiseReduce:
+        """Begin to reduce rows of `width` elements in `dtype`."""
+        partial = self._pool.take(flow.split.size, width, dtype, device)
+        return PiecewiseReduce(flow, partial, self.axis, self._link_to(device), self._pool, label)
+
+    def _link_to(self, device: torch.device) -> Link:
+        if device not in self._links:
+            self._links[device] = HostLink(self.axis)
+        return self._links[device]
