@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,19 +30,25 @@ class Addends:
     device: torch.device
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
     """What a run gives.
 
     Attributes:
-        full: the gathered tensor; the transport's where that keeps its memory.
+        full: the gathered tensor, `[T, width]`; good until the next run where `is_lent`.
+        is_lent: whether the gathered tensor is memory of the transport.
         total: what the reduction gives.
         exposed_s: how long the host waited for others.
     """
 
-    full: Tensor | None = None
-    total: Tensor | None = None
-    exposed_s: float = 0.0
+    full: Tensor | None
+    is_lent: bool
+    total: Tensor | None
+    exposed_s: float
+
+    def keep_full(self) -> Tensor | None:
+        """The gathered tensor as one's own."""
+        return self.full.clone() if self.full is not None and self.is_lent else self.full
 
 
 class Observer(Protocol):
@@ -67,48 +73,50 @@ def execute(
     """
     gather: GatherSession | None = None
     reduce: ReduceSession | None = None
-    sessions: dict[str, GatherSession | ReduceSession] = {}
     for flow in program.flows:
         if flow.kind is Kind.ALL_GATHER:
             assert shard is not None, (label, flow)
             _issue(program, transport, flow, shard.shape[1], shard.dtype, label)
-            sessions[flow.tensor] = gather = transport.open_gather(flow, shard, label)
+            gather = transport.open_gather(flow, shard, label)
         else:
             assert addends is not None, (label, flow)
             _issue(program, transport, flow, addends.width, transport.axis.reduce_dtype or addends.dtype, label)
-            sessions[flow.tensor] = reduce = transport.open_reduce(
-                flow, addends.width, addends.dtype, addends.device, label
-            )
-    outcome = Outcome()
-    full, partial = gather.full if gather else None, reduce.partial if reduce else None
+            reduce = transport.open_reduce(flow, addends.width, addends.dtype, addends.device, label)
+    sessions = {flow.tensor: gather if flow.kind is Kind.ALL_GATHER else reduce for flow in program.flows}
+    partial, exposed_s = reduce.partial if reduce else None, 0.0
     for step in program.steps:
         start_s = perf_counter()
-        match step:
-            case Multiply(gemm, rows, accumulates):
-                gemms[gemm](rows, full, partial, accumulates=accumulates)
-            case Recv(message):
-                sessions[message.tensor].recv(message)
-            case Send(message):
-                sessions[message.tensor].send(message)
-            case Wait(message):
-                sessions[message.tensor].wait(message)
-            case Add(_, piece, ranks):
-                assert reduce is not None, (label, step)
-                reduce.add(piece, ranks)
-            case Flush(tensor):
-                sessions[tensor].flush()
-            case Collect(tensor):
-                sessions[tensor].collect()
-                # A library may give a tensor of its own.
-                full = gather.full if gather else None
+        if isinstance(step, Multiply):
+            # Asked for each time: what a library gathered is a tensor of its own.
+            full = gather.full if gather else None
+            gemms[step.gemm](step.rows, full, partial, accumulates=step.accumulates)
+        else:
+            _take(step, sessions)
         end_s = perf_counter()
         if isinstance(step, Wait | Flush | Collect):
-            outcome.exposed_s += end_s - start_s
+            exposed_s += end_s - start_s
         if observer is not None:
             observer.note(step, start_s, end_s)
-    outcome.full = full
-    outcome.total = reduce.total if reduce else None
-    return outcome
+    return Outcome(
+        gather.full if gather else None, transport.keeps_memory, reduce.total if reduce else None, exposed_s
+    )
+
+
+def _take(step: Step, sessions: Mapping[str, Any]) -> None:
+    """Take a step that moves something."""
+    match step:
+        case Recv(message):
+            sessions[message.tensor].recv(message)
+        case Send(message):
+            sessions[message.tensor].send(message)
+        case Wait(message):
+            sessions[message.tensor].wait(message)
+        case Add(tensor, piece, ranks):
+            sessions[tensor].add(piece, ranks)
+        case Flush(tensor):
+            sessions[tensor].flush()
+        case Collect(tensor):
+            sessions[tensor].collect()
 
 
 def _issue(program: Program, transport: Transport, flow: Flow, width: int, dtype: torch.dtype, label: str) -> None:

@@ -1,14 +1,20 @@
 """Making a model parallel: each module that has a role in the plan is replaced by its twin, ownership is recorded."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Axis, Mesh, build_mesh_from
+from plait.config.overlap import OverlapConfig, Policy
 from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.dtype import DType
 from plait.errors import ConfigError
+from plait.overlap.collective_matmul import CollectiveMatmul
+from plait.overlap.site import Region, Site
 from plait.parallel import match
 from plait.parallel.dropout import AttentionDropout, Dropout
 from plait.parallel.embedding import VocabParallelEmbedding
@@ -16,7 +22,7 @@ from plait.parallel.gather_group import GatherGroup
 from plait.parallel.linear import Boundary, ColumnParallelLinear, RowParallelLinear
 from plait.parallel.shard import shard_tensor
 from plait.parallel.token_local import TokenLocalEmbedding, TokenLocalModule
-from plait.sharding import Ownership
+from plait.sharding import Columns, Ownership
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -31,14 +37,21 @@ class Record:
     mesh: Mesh
     plan: Plan
     ownership: dict[str, Ownership]
+    matmul: CollectiveMatmul | None
+    """What runs its collective GEMMs, and keeps the receipt; None on one rank."""
 
 
-def parallelize(model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan) -> ModelT:
+def parallelize(
+    model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan, *, overlap: OverlapConfig | Policy = "disabled"
+) -> ModelT:
     """Replace the modules named in `plan` by their parallel twins, in place, and return the model.
 
     Parameters become this rank's own parts, as plain tensors under unchanged names; a tied parameter stays one. Weights
     that are whole on entry (or on the meta device) are cut; nothing is communicated but the making of KV subgroups.
     torch's dropouts become those whose mask is the same at every degree, also on a mesh of one rank.
+
+    `overlap` says how collectives are plaited into the GEMMs: `disabled`, `mlp_only`, `full`, `auto` or a config that
+    says more; `receipt_of(model)` then tells what runs.
 
     A DeviceMesh has an axis `tp`, and may have `dp`; `mesh_of(model)` is then the mesh that losses want.
 
@@ -54,11 +67,12 @@ def parallelize(model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan) -> ModelT:
     ownership = match.derive_ownership(model, roles, mesh.tp.degree, plan)
     roles = match.drop_aliases(model, roles)
     _swap(model, _build_dropouts(model, roles))
-    if mesh.tp.degree > 1:
-        build = _Build(model, mesh, plan, ownership, match.canonical_names(model))
+    matmul = CollectiveMatmul(mesh, OverlapConfig.model_validate(overlap)) if mesh.tp.degree > 1 else None
+    if matmul is not None:
+        build = _Build(model, mesh, plan, ownership, match.canonical_names(model), matmul)
         _swap(model, {model.get_submodule(name): build.twin(name, role) for name, role in roles.items()})
         build.build_gather_groups(roles)
-    setattr(model, _RECORD, Record(mesh, plan, ownership))
+    setattr(model, _RECORD, Record(mesh, plan, ownership, matmul))
     return model
 
 
@@ -118,6 +132,7 @@ class _Build:
     ownership: dict[str, Ownership]
     names: dict[str, str]
     """The one name under which a parameter is owned, by each name it has: a tied parameter has two."""
+    matmul: CollectiveMatmul
     own: dict[str, nn.Parameter] = field(default_factory=dict)
     """This rank's part of each parameter, made once, so that what was tied stays tied."""
 
@@ -126,10 +141,12 @@ class _Build:
         module = self.model.get_submodule(name)
         match role:
             case Column() | VocabHead():
-                return self._column(name, module)
+                return self._column(name, module, role)
             case Row():
-                exit = Boundary.build_exit(self.mesh, self.plan.activation, name)
-                return RowParallelLinear(self._weight(name, module), self._bias(name, module), exit=exit)
+                weight = self._weight(name, module)
+                site = _build_site(name, role, [weight], self.mesh)
+                exit = Boundary.build_exit(self.mesh, self.plan.activation, site, self.matmul)
+                return RowParallelLinear(weight, self._bias(name, module), exit=exit)
             case VocabEmbedding():
                 return self._embedding(name, module)
             case HeadLocal(cut):
@@ -142,15 +159,19 @@ class _Build:
     def build_gather_groups(self, roles: dict[str, Role]) -> None:
         for (parent, group), names in match.list_gather_groups(roles).items():
             members = [self.model.get_submodule(name) for name in names]
-            entry = Boundary.build_entry(self.mesh, self.plan.activation, f"{parent}.{group}" if parent else group)
+            weights = [member.get_parameter("weight") for member in members]
+            site = _build_site(f"{parent}.{group}" if parent else group, roles[names[0]], weights, self.mesh)
+            entry = Boundary.build_entry(self.mesh, self.plan.activation, site, self.matmul)
             gather_group = GatherGroup(self.model.get_submodule(parent), members, entry)  # type: ignore[arg-type]
             # In all-reduce mode the input is whole anyway.
             if self.plan.sequence_parallel and match.is_region(parent, names, roles):
                 gather_group.enter_with_parent()
 
-    def _column(self, name: str, module: nn.Module) -> ColumnParallelLinear:
+    def _column(self, name: str, module: nn.Module, role: Column | VocabHead) -> ColumnParallelLinear:
         weight, bias = self._weight(name, module), self._bias(name, module)
-        entry = Boundary.build_entry(self.mesh, self.plan.activation, name)
+        entry = Boundary.build_entry(
+            self.mesh, self.plan.activation, _build_site(name, role, [weight], self.mesh), self.matmul
+        )
         return ColumnParallelLinear(weight, bias, entry=entry, shared_over=self._shared_axis(f"{name}.weight"))
 
     def _embedding(self, name: str, module: nn.Module) -> VocabParallelEmbedding:
@@ -200,3 +221,19 @@ class _Build:
 
     def _ownership(self, name: str) -> Ownership:
         return self.ownership[self.names[name]]
+
+
+def _build_site(label: str, role: Role, weights: Sequence[Tensor], mesh: Mesh) -> Site:
+    """Where linears with these local weights `[out, in]` sit."""
+    out, width = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
+    moved, features = (out, width) if isinstance(role, Row) else (width, out)
+    # Attention is cut in heads, an MLP in columns.
+    is_in_columns = isinstance(role, Column | Row) and isinstance(role.cut, Columns)
+    region: Region = "head" if isinstance(role, VocabHead) else "mlp" if is_in_columns else "attention"
+    dtype = weights[0].dtype
+    sum_dtype = _name_dtype(mesh.tp.reduce_dtype or dtype)
+    return Site(label, region, moved, features, _name_dtype(dtype), sum_dtype)
+
+
+def _name_dtype(dtype: torch.dtype) -> DType:
+    return cast(DType, str(dtype).removeprefix("torch."))

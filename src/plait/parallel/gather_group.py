@@ -42,18 +42,19 @@ class GatherGroup:
         if self.is_entered:
             return self.outputs[member] if x is self.x else member.multiply(x)
         if x is not self.x or member not in self.outputs:
-            self._run(x)
+            self._run(x, keeps_full=False)
             self.x = x
         return self.outputs.pop(member)
 
-    def _run(self, x: Tensor) -> Tensor:
-        x_full, *outputs = run_column_group(x, self.entry, self.members)
+    def _run(self, x: Tensor, *, keeps_full: bool) -> Tensor | None:
+        x_full, outputs = run_column_group(x, self.entry, self.members, keeps_full=keeps_full)
         self.outputs = dict(zip(self.members, outputs, strict=True))
         return x_full
 
     def _enter(self, parent: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         def gather(x: Tensor) -> Tensor:
-            self.x = self._run(x)
+            self.x = self._run(x, keeps_full=True)
+            assert self.x is not None, self.entry.name
             self.is_entered = True
             return self.x
 

@@ -3,10 +3,11 @@ arXiv:2205.05198).
 
 Which collective runs at a boundary is never written here: it is the row of the transition table between the state of
 the activations outside (`Shard(0)`, tokens, or `Invariant`) and the state the local GEMM needs (`Replicate` in,
-`Partial` out).
+`Partial` out). How it is plaited into the GEMMs is not either: the functions say what a range of rows is, and
+`plait.overlap` runs the schedule chosen for the pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,8 +19,13 @@ from plait.comm import collectives
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Axis, Mesh
 from plait.errors import ShardingError
+from plait.overlap.collective_matmul import CollectiveMatmul, Pass
+from plait.overlap.execute import Addends, Outcome, Rows
+from plait.overlap.site import Site
+from plait.parallel.gemm import ColumnDgrad, ColumnForward, ColumnWgrad, RowDgrad, RowForward, RowWgrad
 from plait.parallel.tokens import current_tokens
-from plait.sharding import Invariant, Partial, Placement, Replicate, Shard, Split, Transition, derive_transition
+from plait.schedule.work import Operation
+from plait.sharding import Invariant, Partial, Placement, Replicate, Shard, Transition, derive_transition
 
 _SHARED = derive_transition(Invariant(), Replicate())
 """A parameter held alike by several ranks that use it on different heads: its gradients are addends."""
@@ -27,34 +33,64 @@ _SHARED = derive_transition(Invariant(), Replicate())
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where activations enter or leave a parallel region: the mesh, the transition there, and its name in traces."""
+    """Where activations enter or leave a parallel region: the transition there, and what runs it."""
 
     mesh: Mesh
     transition: Transition
-    name: str
+    site: Site
+    matmul: CollectiveMatmul
 
     @classmethod
-    def build_entry(cls, mesh: Mesh, outside: Placement, name: str) -> "Boundary":
+    def build_entry(cls, mesh: Mesh, outside: Placement, site: Site, matmul: CollectiveMatmul) -> "Boundary":
         """The boundary in front of column linears."""
-        return cls(mesh, derive_transition(outside, Replicate()), name)
+        return cls(mesh, derive_transition(outside, Replicate()), site, matmul)
 
     @classmethod
-    def build_exit(cls, mesh: Mesh, outside: Placement, name: str) -> "Boundary":
+    def build_exit(cls, mesh: Mesh, outside: Placement, site: Site, matmul: CollectiveMatmul) -> "Boundary":
         """The boundary behind a row linear."""
-        return cls(mesh, derive_transition(Partial(), outside), name)
+        return cls(mesh, derive_transition(Partial(), outside), site, matmul)
 
-    def current_split(self) -> Split | None:
-        """How tokens are cut in the forward pass under way; None where every rank has all of them."""
-        outside_is_sharded = isinstance(self.transition.source, Shard) or isinstance(self.transition.target, Shard)
-        return current_tokens(self.mesh, self.name) if outside_is_sharded else None
+    @property
+    def name(self) -> str:
+        """Its name in traces."""
+        return self.site.label
 
-    def forward(self, x: Tensor, split: Split | None) -> Tensor:
-        """Move an activation over the boundary."""
-        return collectives.apply(self.transition.forward, x, self.mesh.tp, split=split, label=self.name)
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the tokens outside are sharded."""
+        return isinstance(self.transition.source, Shard) or isinstance(self.transition.target, Shard)
 
-    def backward(self, grad: Tensor, split: Split | None) -> Tensor:
-        """Move a gradient over the boundary, the other way."""
-        return collectives.apply(self.transition.backward, grad, self.mesh.tp, split=split, label=self.name)
+    def count_rows(self, x: Tensor, *, is_inside: bool) -> int:
+        """T: the tokens of the forward pass under way, of which `x` has all inside and the own ones outside.
+
+        Raises:
+            ShardingError: `x` has another number of tokens.
+        """
+        if not self.is_sharded:
+            return x.shape[:-1].numel()
+        split = current_tokens(self.mesh, self.name)
+        rows = split.size if is_inside else split.lengths[self.mesh.tp.rank]
+        if x.dim() != 2 or x.shape[0] != rows:
+            raise ShardingError(
+                f"{self.name}: rank {self.mesh.tp.rank} on 'tp' of degree {self.mesh.tp.degree} has {list(x.shape)}, "
+                f"but dim 0 should have {rows} of {split.size} elements, cut as {', '.join(map(str, split.intervals))}",
+                hint="tokens are flattened, [T, D], while they are sharded",
+            )
+        return split.size
+
+    def run(
+        self,
+        operation: Operation,
+        num_rows: int,
+        gemms: Mapping[str, Rows],
+        *,
+        needs: tuple[bool, bool] = (True, True),
+        shard: Tensor | None = None,
+        addends: Addends | None = None,
+    ) -> Outcome:
+        """Run a pass of the linears here; `needs` says whether a backward is to compute dgrad and wgrad."""
+        what = Pass(operation, self.site, self.transition, num_rows, *needs)
+        return self.matmul.run(what, gemms=gemms, shard=shard, addends=addends)
 
 
 class ColumnGroupFunction(torch.autograd.Function):
@@ -76,37 +112,44 @@ class ColumnGroupFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, entry: Boundary, shared_over: Sequence[Axis | None], *params: Any
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, x: Tensor, entry: Boundary, shared_over: Sequence[Axis | None], keeps_full: bool, *params: Any
+    ) -> tuple[Tensor | None, ...]:
         members = len(shared_over)
         weights, biases = params[:members], params[members:]
-        ctx.entry, ctx.shared_over, ctx.split = entry, shared_over, entry.current_split()
+        ctx.entry, ctx.shared_over, ctx.num_rows = entry, shared_over, entry.count_rows(x, is_inside=False)
         ctx.set_materialize_grads(False)
-        x_full = entry.forward(x, ctx.split)
         ctx.save_for_backward(x, *weights)
-        outputs = [F.linear(x_full, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-        return (x_full, *outputs)
+        shape = x.shape[:-1] if x.dim() > 2 else (ctx.num_rows,)
+        outputs = [x.new_empty(*shape, weight.shape[0]) for weight in weights]
+        gemm = ColumnForward(x.flatten(0, -2), weights, biases, [output.flatten(0, -2) for output in outputs])
+        outcome = entry.run(Operation.COLUMN_FORWARD, ctx.num_rows, {"forward": gemm}, shard=gemm.x)
+        return (outcome.keep_full() if keeps_full else None, *outputs)
 
     @staticmethod
     def backward(ctx: Any, grad_x_full: Tensor | None, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *weights = ctx.saved_tensors
-        needs_x, needs_params = ctx.needs_input_grad[0], ctx.needs_input_grad[3:]
-        needs_weight = needs_params[: len(weights)]
-        x_full = ctx.entry.forward(x, ctx.split) if any(needs_weight) else None
-
-        grad_x = _sum_dgrads(grad_x_full, grad_outputs, weights) if needs_x else None
-        if grad_x is not None:
-            grad_x = ctx.entry.backward(grad_x, ctx.split)
-
-        grad_weights: list[Tensor | None] = []
-        grad_biases: list[Tensor | None] = []
-        for index, (grad_y, axis) in enumerate(zip(grad_outputs, ctx.shared_over, strict=True)):
-            wants_weight, wants_bias = needs_weight[index], needs_params[len(weights) + index]
-            wgrad = _wgrad(grad_y, x_full) if wants_weight and grad_y is not None and x_full is not None else None
-            grad_weights.append(_sum_shared(wgrad, axis, ctx.entry.name))
-            bgrad = grad_y.flatten(0, -2).sum(0) if wants_bias and grad_y is not None else None
-            grad_biases.append(_sum_shared(bgrad, axis, ctx.entry.name))
-        return (grad_x, None, None, *grad_weights, *grad_biases)
+        needs_x, needs_params = ctx.needs_input_grad[0], ctx.needs_input_grad[4:]
+        needs_weight, needs_bias = needs_params[: len(weights)], needs_params[len(weights) :]
+        grads = [None if grad is None else grad.flatten(0, -2) for grad in grad_outputs]
+        rows_x = x.flatten(0, -2)
+        wgrad = ColumnWgrad.build(rows_x, grads, weights, needs_weight)
+        outcome = ctx.entry.run(
+            Operation.COLUMN_BACKWARD,
+            ctx.num_rows,
+            {"dgrad": ColumnDgrad(grads, weights, grad_x_full), "wgrad": wgrad},
+            shard=rows_x,
+            addends=Addends(x.shape[-1], x.dtype, x.device),
+            needs=(needs_x, any(needs_weight)),
+        )
+        grad_x = None if outcome.total is None else outcome.total.view(x.shape)
+        grad_biases = [
+            grad.sum(0) if needs and grad is not None else None for grad, needs in zip(grads, needs_bias, strict=True)
+        ]
+        grad_params = [
+            [_sum_shared(grad, axis, ctx.entry.name) for grad in pair]
+            for *pair, axis in zip(wgrad.grad_weights, grad_biases, ctx.shared_over, strict=True)
+        ]
+        return (grad_x, None, None, None, *(pair[0] for pair in grad_params), *(pair[1] for pair in grad_params))
 
 
 class RowFunction(torch.autograd.Function):
@@ -127,38 +170,35 @@ class RowFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> Tensor:
-        ctx.exit, ctx.split = exit, exit.current_split()
+        ctx.exit, ctx.num_rows = exit, exit.count_rows(x, is_inside=True)
         ctx.save_for_backward(x, weight)
-        y = exit.forward(F.linear(x, weight), ctx.split)
-        return y if bias is None else y + bias
+        width = weight.shape[0]
+        outcome = exit.run(
+            Operation.ROW_FORWARD,
+            ctx.num_rows,
+            {"forward": RowForward(x.flatten(0, -2), weight)},
+            addends=Addends(width, x.dtype, x.device),
+        )
+        assert outcome.total is not None, exit.name
+        y = outcome.total if bias is None else outcome.total.add_(bias)
+        return y.view(*x.shape[:-1], width) if x.dim() > 2 else y
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_y_full = ctx.exit.backward(grad_y, ctx.split)
-        return (
-            grad_y_full @ weight if needs_x else None,
-            _wgrad(grad_y_full, x) if needs_weight else None,
-            grad_y_full.flatten(0, -2).sum(0) if needs_bias else None,
-            None,
+        rows_x, rows_grad = x.flatten(0, -2), grad_y.flatten(0, -2)
+        dgrad = RowDgrad(rows_grad, weight, torch.empty_like(rows_x) if needs_x else None)
+        wgrad = RowWgrad(rows_grad, rows_x, torch.empty_like(weight) if needs_weight else None)
+        outcome = ctx.exit.run(
+            Operation.ROW_BACKWARD,
+            ctx.num_rows,
+            {"dgrad": dgrad, "wgrad": wgrad},
+            shard=rows_grad,
+            needs=(needs_x, needs_weight),
         )
-
-
-def _sum_dgrads(
-    grad_x_full: Tensor | None, grad_outputs: Sequence[Tensor | None], weights: Sequence[Tensor]
-) -> Tensor | None:
-    total = grad_x_full
-    for grad_y, weight in zip(grad_outputs, weights, strict=True):
-        if grad_y is not None:
-            dgrad = grad_y @ weight
-            # Not in place where total came from autograd: that buffer may be someone else's gradient too.
-            total = dgrad if total is None else total.add_(dgrad) if total is not grad_x_full else total + dgrad
-    return total
-
-
-def _wgrad(grad_y: Tensor, x: Tensor) -> Tensor:
-    return grad_y.flatten(0, -2).T @ x.flatten(0, -2)
+        grad_bias = (rows_grad if outcome.full is None else outcome.full).sum(0) if needs_bias else None
+        return None if dgrad.grad_x is None else dgrad.grad_x.view(x.shape), wgrad.grad_weight, grad_bias, None
 
 
 def _sum_shared(grad: Tensor | None, axis: Axis | None, label: str) -> Tensor | None:
@@ -196,7 +236,9 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[T/tp, D]`, or what the gather group has gathered, `[T, D]` -> `[T, F/tp]`. Named as in nn.Linear."""
-        return run_column_group(input, self.entry, [self])[1] if self.group is None else self.group.compute(self, input)
+        if self.group is not None:
+            return self.group.compute(self, input)
+        return run_column_group(input, self.entry, [self])[1][0]
 
     def multiply(self, x_full: Tensor) -> Tensor:
         """The own columns for an input that is whole and a `Replicate` already, `[T, D]` -> `[T, F/tp]`."""
@@ -243,7 +285,11 @@ class RowParallelLinear(nn.Module):
         return f"{list(self.weight.shape)} of rank {self.exit.mesh.tp.rank}/{self.exit.mesh.tp.degree}"
 
 
-def run_column_group(x: Tensor, entry: Boundary, members: Sequence[ColumnParallelLinear]) -> tuple[Tensor, ...]:
-    """The gathered input and every member's output."""
+def run_column_group(
+    x: Tensor, entry: Boundary, members: Sequence[ColumnParallelLinear], *, keeps_full: bool = False
+) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    """The gathered input, where it is wanted, and every member's output."""
     params = [member.weight for member in members] + [member.bias for member in members]
-    return ColumnGroupFunction.apply(x, entry, tuple(member.shared_over for member in members), *params)
+    shared_over = tuple(member.shared_over for member in members)
+    x_full, *outputs = ColumnGroupFunction.apply(x, entry, shared_over, keeps_full, *params)
+    return x_full, tuple(outputs)

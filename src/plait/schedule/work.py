@@ -1,9 +1,20 @@
 """What a linear's forward or backward has to compute and move, before anything is said about the order."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from plait.schedule.step import Flow
 from plait.sharding import Kind, Transition, build_split
+
+
+class Operation(StrEnum):
+    """A pass through a parallel linear."""
+
+    COLUMN_FORWARD = "column forward"
+    COLUMN_BACKWARD = "column backward"
+    ROW_FORWARD = "row forward"
+    ROW_BACKWARD = "row backward"
 
 
 @dataclass(frozen=True)
@@ -79,3 +90,25 @@ def derive_row_backward(
 
 def _derive_flow(tensor: str, kind: Kind, num_rows: int, degree: int) -> Flow | None:
     return Flow(tensor, kind, build_split(num_rows, degree)) if kind.is_collective and degree > 1 else None
+
+
+def derive_work(
+    operation: Operation,
+    transition: Transition,
+    num_rows: int,
+    degree: int,
+    *,
+    needs_dgrad: bool = True,
+    needs_wgrad: bool = True,
+) -> Work:
+    """The work of a pass; `transition` is that of the linear's boundary, and a backward computes what is needed."""
+    match operation:
+        case Operation.COLUMN_FORWARD:
+            return derive_column_forward(transition, num_rows, degree)
+        case Operation.ROW_FORWARD:
+            return derive_row_forward(transition, num_rows, degree)
+        case Operation.COLUMN_BACKWARD:
+            derive_backward: Callable[..., Work] = derive_column_backward
+        case Operation.ROW_BACKWARD:
+            derive_backward = derive_row_backward
+    return derive_backward(transition, num_rows, degree, needs_dgrad=needs_dgrad, needs_wgrad=needs_wgrad)

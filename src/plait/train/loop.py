@@ -14,7 +14,8 @@ from plait.config.run import RunConfig
 from plait.contract.model import derive_plan
 from plait.models.init import initialize
 from plait.models.registry import build_model
-from plait.parallel.apply import parallelize
+from plait.overlap.receipt import Receipt, build_empty_receipt, check_strict
+from plait.parallel.apply import parallelize, receipt_of
 from plait.parallel.dropout import seed_dropout
 from plait.train.claim import claim_folder
 from plait.train.corpus.tokenize import prepare_tokens
@@ -37,6 +38,8 @@ class Summary:
     """Of the last step; None where nothing was left to do."""
     checkpoint: Path
     metrics: Path
+    receipt: Path | None
+    """What was overlapped; None on one rank."""
     resumed_from: Path | None
     was_stopped: bool
 
@@ -66,8 +69,11 @@ def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any
     saved = resumed_from = find_checkpoint(trainer)
     position = resume(trainer, resumed_from, identity) if resumed_from is not None else Position()
     loss = None
-    with RunLog(run, trainer.mesh, position.step) as log:
+    receipt = find_receipt(trainer)
+    with RunLog(run, trainer.mesh, position.step, receipt) as log:
         for done in take_steps(trainer, windows, position, request):
+            if run.overlap.strict and receipt is not None:
+                check_strict(receipt)
             log.write(done)
             position, loss = done.position, done.result.loss
             is_last = position.step == run.train.steps or done.result.is_stop_requested
@@ -75,19 +81,26 @@ def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any
                 saved = save(trainer, position, identity)
     assert saved is not None, position
     was_stopped = position.step < run.train.steps
-    return Summary(position.step, loss, saved, log.metrics_path, resumed_from, was_stopped)
+    return Summary(position.step, loss, saved, log.metrics_path, log.receipt_path, resumed_from, was_stopped)
 
 
 def build_trainer(run: RunConfig, mesh: Mesh) -> Trainer:
     """Build this rank's part of the model, initialized, with gradients and optimizer; the whole is never in memory."""
     plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel)
-    model = parallelize(build_model(run.model, device="meta"), mesh, plan)
+    model = parallelize(build_model(run.model, device="meta"), mesh, plan, overlap=run.overlap)
     model.to_empty(device=mesh.device)
     initialize(model, run.model, run.seed)
     seed_dropout(model, run.seed)
     parameters = dict(model.named_parameters())
     optimizer = AdamW(parameters, getattr(torch, run.precision.compute), run.train)
     return Trainer(run, mesh, model, Gradients(parameters), optimizer)
+
+
+def find_receipt(trainer: Trainer) -> Receipt | None:
+    """What is overlapped, and how; None where there is nothing to say about it."""
+    overlap = trainer.run.overlap
+    receipt = receipt_of(trainer.model)
+    return build_empty_receipt(overlap.asked) if receipt is None and overlap.is_asked_for else receipt
 
 
 def take_steps(trainer: Trainer, windows: Windows, position: Position, request: StopRequest) -> Iterator[Done]:

@@ -133,7 +133,7 @@ class _Bench:
 def _run_modules(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     columns = [module for module in modules if isinstance(module, ColumnParallelLinear)]
     if columns:
-        return list(run_column_group(x, columns[0].entry, columns)[1:])
+        return list(run_column_group(x, columns[0].entry, columns)[1])
     return [module(x) for module in modules]
 
 

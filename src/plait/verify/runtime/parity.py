@@ -11,6 +11,7 @@ from torch import Tensor
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.training import derive_grad_norm_collectives, derive_run_model
+from plait.overlap.receipt import build_empty_receipt
 from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck
 from plait.verify.runtime import twin
 from plait.verify.runtime.compare import Measure, Step
@@ -63,7 +64,8 @@ def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = 
         if config.parallel.tp > 1:
             exact.append(ExactCheck("replicas", assembly.num_replicated, tuple(assembly.differing)))
     traces = [_check_trace(config, rank, result.trace) for rank, result in enumerate(results)]
-    return Report(_describe(config), reference.budget, tuple(errors), tuple(exact), tuple(traces))
+    receipt = results[0].receipt or build_empty_receipt(config.overlap.asked)
+    return Report(_describe(config), reference.budget, tuple(errors), tuple(exact), tuple(traces), receipt)
 
 
 def _measure_errors(assembly: Assembly, reference: Reference) -> list[TensorError]:
@@ -117,6 +119,7 @@ def _describe(config: RunConfig) -> dict[str, str | int | bool]:
         "num_parameters": config.model.num_parameters,
         "tp": config.parallel.tp,
         "sequence_parallel": config.parallel.sequence_parallel,
+        "overlap": config.overlap.asked,
         "batch": config.train.micro_batch_size,
         "seq_len": config.seq_len,
         "compute": config.precision.compute,

@@ -13,7 +13,8 @@ from plait.contract.collective import Collective
 from plait.contract.model import derive_plan
 from plait.models.init import initialize
 from plait.models.registry import build_model
-from plait.parallel.apply import ownership_of, parallelize
+from plait.overlap.receipt import Receipt, check_strict
+from plait.parallel.apply import ownership_of, parallelize, receipt_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
 from plait.parallel.loss import vocab_parallel_cross_entropy
@@ -26,10 +27,17 @@ from plait.verify.runtime.workload import IGNORE_INDEX, apply_generic_weights, b
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a rank sends back beside the file of its tensors: who owns what of each, and the collectives of its step."""
+    """What a rank sends back beside the file of its tensors.
+
+    Attributes:
+        ownership: who owns what of each tensor.
+        trace: the collectives of the step.
+        receipt: how they were overlapped; None on one rank.
+    """
 
     ownership: dict[str, Ownership]
     trace: tuple[Collective, ...]
+    receipt: Receipt | None
 
 
 def run_sharded(config: RunConfig, folder: str) -> RankResult:
@@ -38,9 +46,9 @@ def run_sharded(config: RunConfig, folder: str) -> RankResult:
     _run_exact_parts(config, build_mesh(config.parallel.mesh_shape), pieces)
     reduce_dtype = getattr(torch, config.precision.reduce_dtype)
     mesh = build_mesh(config.parallel.mesh_shape, reduce_dtype=reduce_dtype)
-    trace = _run_step(config, mesh, pieces)
+    trace, receipt = _run_step(config, mesh, pieces)
     pieces.save(folder, mesh.tp.rank)
-    return RankResult(pieces.ownership, trace)
+    return RankResult(pieces.ownership, trace, receipt)
 
 
 def _run_exact_parts(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
@@ -53,13 +61,14 @@ def _run_exact_parts(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
 
 def _build(config: RunConfig, mesh: Mesh) -> nn.Module:
     model = build_model(config.model, device="meta")
-    parallelize(model, mesh, derive_plan(config.model, sequence_parallel=config.parallel.sequence_parallel))
+    plan = derive_plan(config.model, sequence_parallel=config.parallel.sequence_parallel)
+    parallelize(model, mesh, plan, overlap=config.overlap)
     model.to_empty(device=mesh.device)
     initialize(model, config.model, config.seed)
     return model
 
 
-def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Collective, ...]:
+def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[tuple[Collective, ...], Receipt | None]:
     model = _build(config, mesh)
     apply_generic_weights(model, config)
     params = dict(model.named_parameters())
@@ -89,7 +98,10 @@ def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Collective
     pieces.add("loss", Ownership("loss", ()), loss)
     pieces.add("gradient norm", Ownership("gradient norm", ()), norm)
     _add_parameters(pieces, "update", model)
-    return tuple(trace.collectives)
+    receipt = receipt_of(model)
+    if receipt is not None and config.overlap.strict:
+        check_strict(receipt)
+    return tuple(trace.collectives), receipt
 
 
 def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module) -> None:

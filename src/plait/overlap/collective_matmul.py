@@ -1,0 +1,96 @@
+"""The collective GEMMs of one model: which schedule each pass of each linear runs, over which transport, and how long
+its host waited.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from plait.comm.mesh import Mesh
+from plait.config.overlap import OverlapConfig
+from plait.overlap.execute import Addends, Outcome, Rows, execute
+from plait.overlap.receipt import Line, Receipt
+from plait.overlap.select import check_transport, choose
+from plait.overlap.site import Site
+from plait.overlap.transport.base import Transport
+from plait.overlap.transport.library import LibraryTransport
+from plait.overlap.transport.ring import RingTransport
+from plait.schedule.program import build_program
+from plait.schedule.step import Program
+from plait.schedule.work import Operation, derive_work
+from plait.sharding import Transition
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass through one linear: what decides its schedule.
+
+    Attributes:
+        transition: the boundary's row of the table of transitions.
+        num_rows: T, of all ranks.
+        needs_dgrad: of a backward, whether the input's gradient is wanted.
+        needs_wgrad: of a backward, whether a weight's is.
+    """
+
+    operation: Operation
+    site: Site
+    transition: Transition
+    num_rows: int
+    needs_dgrad: bool = True
+    needs_wgrad: bool = True
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    program: Program
+    transport: Transport
+    line: Line
+
+
+class CollectiveMatmul:
+    """Runs every pass of a model's parallel linears, each as chosen when it first ran.
+
+    Every rank of the tp axis has to make it, and to run the same passes in the same order.
+
+    Attributes:
+        receipt: what was asked, what runs and why, and what it cost, for every pass that ran.
+
+    Raises:
+        ConfigError: a transport that was asked for by name and cannot serve these ranks.
+    """
+
+    def __init__(self, mesh: Mesh, config: OverlapConfig) -> None:
+        self.axis = mesh.tp
+        self.config = config
+        self.receipt = Receipt()
+        self._transports: dict[str, Transport] = {"library": LibraryTransport(self.axis)}
+        if self.axis.group is not None:
+            self._transports["ring"] = RingTransport(self.axis)
+        self._reachable: dict[str, str | None] = dict.fromkeys(self._transports)
+        check_transport(config, self._reachable)
+        self._chosen: dict[Pass, _Chosen] = {}
+
+    def run(
+        self, what: Pass, *, gemms: Mapping[str, Rows], shard: Tensor | None = None, addends: Addends | None = None
+    ) -> Outcome:
+        """Run `what` with the GEMMs given: `shard` is gathered where something is, `addends` are reduced."""
+        chosen = self._chosen.get(what)
+        if chosen is None:
+            self._chosen[what] = chosen = self._choose(what)
+        outcome = execute(
+            chosen.program, chosen.transport, gemms=gemms, shard=shard, addends=addends, label=what.site.label
+        )
+        chosen.line.add_measurement(outcome.exposed_s)
+        return outcome
+
+    def _choose(self, what: Pass) -> _Chosen:
+        work = derive_work(
+            what.operation, what.transition, what.num_rows, self.axis.degree,
+            needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
+        )  # fmt: skip
+        capable = {name: transport.capability.methods for name, transport in self._transports.items()}
+        choice = choose(self.config, what.site, work, reachable=self._reachable, rates=None, capable=capable)
+        program = build_program(work, choice.method, choice.chunks, self.axis.rank)
+        line = self.receipt.add_line(what.operation, what.site, work, choice, program)
+        return _Chosen(program, self._transports[choice.transport], line)

@@ -1,0 +1,125 @@
+"""The local GEMMs of parallel linears, some rows at a time, as collective GEMMs call them.
+
+Rows are tokens, flattened. `full` is what was gathered and `partial` where rows go that are to be summed over ranks;
+each is None where the boundary moves nothing that way, and the rank has or keeps the rows itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from plait.sharding import Interval
+
+
+@dataclass(frozen=True)
+class ColumnForward:
+    """`y = x @ w.T + bias` for every member of a gather group."""
+
+    x: Tensor
+    weights: Sequence[Tensor]
+    biases: Sequence[Tensor | None]
+    outputs: Sequence[Tensor]
+
+    def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
+        operand = _take(self.x if full is None else full, rows)
+        for weight, bias, output in zip(self.weights, self.biases, self.outputs, strict=True):
+            _multiply(operand, weight.T, bias, out=_take(output, rows))
+
+
+@dataclass(frozen=True)
+class ColumnDgrad:
+    """`dx = sum of dy @ w` over the members, and what the gathered input's other readers sent back."""
+
+    grads: Sequence[Tensor | None]
+    weights: Sequence[Tensor]
+    grad_x_full: Tensor | None
+
+    def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
+        assert partial is not None
+        out, addend = _take(partial, rows), None if self.grad_x_full is None else _take(self.grad_x_full, rows)
+        for grad, weight in zip(self.grads, self.weights, strict=True):
+            if grad is not None:
+                _multiply(_take(grad, rows), weight, addend, out=out)
+                addend = out
+        if addend is None:
+            out.zero_()
+        elif addend is not out:
+            out.copy_(addend)
+
+
+@dataclass(frozen=True)
+class ColumnWgrad:
+    """`dw = dy.T @ x` for every member whose weight wants it."""
+
+    x: Tensor
+    grads: Sequence[Tensor | None]
+    grad_weights: Sequence[Tensor | None]
+
+    @classmethod
+    def build(cls, x: Tensor, grads: Sequence[Tensor | None], weights: Sequence[Tensor], needs: Sequence[bool]) -> Self:
+        """With room for the gradients that are wanted and exist."""
+        wanted = [
+            torch.empty_like(weight) if need and grad is not None else None
+            for weight, need, grad in zip(weights, needs, grads, strict=True)
+        ]
+        return cls(x, grads, wanted)
+
+    def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
+        operand = _take(self.x if full is None else full, rows)
+        for grad, grad_weight in zip(self.grads, self.grad_weights, strict=True):
+            if grad is not None and grad_weight is not None:
+                _multiply(_take(grad, rows).T, operand, grad_weight if accumulates else None, out=grad_weight)
+
+
+@dataclass(frozen=True)
+class RowForward:
+    """`y = x @ w.T`, an addend."""
+
+    x: Tensor
+    weight: Tensor
+
+    def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
+        assert partial is not None
+        _multiply(_take(self.x, rows), self.weight.T, None, out=_take(partial, rows))
+
+
+@dataclass(frozen=True)
+class RowDgrad:
+    """`dx = dy @ w`."""
+
+    grad_y: Tensor
+    weight: Tensor
+    grad_x: Tensor | None
+
+    def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
+        assert self.grad_x is not None
+        operand = _take(self.grad_y if full is None else full, rows)
+        _multiply(operand, self.weight, None, out=_take(self.grad_x, rows))
+
+
+@dataclass(frozen=True)
+class RowWgrad:
+    """`dw = dy.T @ x`."""
+
+    grad_y: Tensor
+    x: Tensor
+    grad_weight: Tensor | None
+
+    def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
+        assert self.grad_weight is not None
+        operand = _take(self.grad_y if full is None else full, rows).T
+        _multiply(operand, _take(self.x, rows), self.grad_weight if accumulates else None, out=self.grad_weight)
+
+
+def _take(x: Tensor, rows: Interval) -> Tensor:
+    return x[rows.start : rows.stop]
+
+
+def _multiply(a: Tensor, b: Tensor, addend: Tensor | None, *, out: Tensor) -> None:
+    if addend is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(addend, a, b, out=out)
