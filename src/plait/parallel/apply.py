@@ -14,6 +14,7 @@ from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, 
 from plait.dtype import DType
 from plait.errors import ConfigError
 from plait.overlap.collective_matmul import CollectiveMatmul
+from plait.overlap.receipt import Receipt
 from plait.overlap.site import Region, Site
 from plait.parallel import match
 from plait.parallel.dropout import AttentionDropout, Dropout
@@ -98,6 +99,12 @@ def mesh_of(model: nn.Module) -> Mesh | None:
     """The mesh `model` was parallelized over; None for an unsharded one."""
     record = record_of(model)
     return record.mesh if record else None
+
+
+def receipt_of(model: nn.Module) -> Receipt | None:
+    """What each collective GEMM of `model` was asked for, runs and costs; None where nothing moves."""
+    record = record_of(model)
+    return record.matmul.receipt if record and record.matmul else None
 
 
 def ownership_of(model: nn.Module) -> dict[str, Ownership]:
