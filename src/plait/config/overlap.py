@@ -50,6 +50,11 @@ class OverlapConfig(Section):
         named = {name: getattr(self, name) for name in ("method", "chunks", "transport")}
         return " ".join([self.policy, *(f"{name}={value}" for name, value in named.items() if value != "auto")])
 
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether the user said that something is to be overlapped; a default is not a wish."""
+        return self.policy != "disabled" and "policy" in self.model_fields_set
+
     def conflicts(self) -> Iterator[Problem]:
         """What would have no effect."""
         if self.policy == "disabled" and "policy" not in self.model_fields_set:

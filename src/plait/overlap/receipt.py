@@ -158,23 +158,27 @@ class Fold:
 
 
 def fold_lines(receipt: Receipt) -> Iterator[Fold]:
-    """Lines that are alike as one, `layers.0-31.mlp.w_up`, in the order of the first of each."""
-    alike: dict[tuple[Any, ...], list[tuple[int | None, Line]]] = {}
+    """Lines that are alike as one, `layers.0-31.mlp.w_up`, those of one place together."""
+    by_place: dict[str, dict[tuple[Any, ...], list[tuple[int | None, Line]]]] = {}
     for line in receipt.lines:
         pattern, layer = _split_label(line.label)
-        key = (pattern, *line.what_runs, line.choice.reason, line.choice.is_as_asked, line.sent_bytes)
-        alike.setdefault(key, []).append((layer, line))
-    for (pattern, *_), members in alike.items():
-        layers = sorted({layer for layer, _ in members if layer is not None})
-        yield Fold(pattern.replace("*", _format_ranges(layers), 1), tuple(line for _, line in members))
+        key = (*line.what_runs, line.choice.reason, line.choice.is_as_asked, line.sent_bytes)
+        by_place.setdefault(pattern, {}).setdefault(key, []).append((layer, line))
+    for pattern, alike in by_place.items():
+        for members in alike.values():
+            layers = sorted({layer for layer, _ in members if layer is not None})
+            yield Fold(pattern.replace("*", _format_ranges(layers), 1), tuple(line for _, line in members))
 
 
-def build_table(receipt: Receipt) -> RenderableType:
+def build_receipt_table(receipt: Receipt) -> RenderableType:
     """The receipt for a reader; layers that are alike are one row."""
     if not receipt.lines:
         return Text(f"overlap: {receipt.note or 'no collective GEMM has run'}")
     folds = list(fold_lines(receipt))
     reasons = list(dict.fromkeys(fold.first.choice.reason for fold in folds))
+    asked = " and ".join(dict.fromkeys(fold.first.choice.asked for fold in folds))
+    if asked == "disabled":
+        return Text(f"overlap = {asked}: every collective is the library's, and nothing is computed beside it")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("GEMM", overflow="fold")
     table.add_column("pass", no_wrap=True)
@@ -190,7 +194,6 @@ def build_table(receipt: Receipt) -> RenderableType:
             _format_time(choice.predicted_exposed_s), _format_time(fold.measured_exposed_s),
             Text(f"({reasons.index(choice.reason) + 1})", style="" if choice.is_as_asked else "bold red"),
         )  # fmt: skip
-    asked = " and ".join(dict.fromkeys(fold.first.choice.asked for fold in folds))
     notes = [Text(f"({number}) {reason}", style="dim") for number, reason in enumerate(reasons, 1)]
     return Group(Text(f"overlap = {asked}; what this rank waits for others in each pass"), table, *notes)
 

@@ -58,12 +58,14 @@ def choose(
     if not ways:
         may_be_none = config.policy == config.transport == config.method == "auto"
         return Choice(Method.NONE, 1, LIBRARY, problem, config.asked, is_as_asked=may_be_none)
+    if config.method == "none":
+        return _build_choice(config, ways[0], "asked for")
     if rates is not None:
         return _choose_by_cost(config, site, work, ways, rates)
     if config.policy == "auto":
         return Choice(Method.NONE, 1, LIBRARY, "what computing and moving cost here was not measured", config.asked)
     usual = min(ways, key=_rank_unmeasured)
-    return _build_choice(config, usual, "good nearly everywhere" if len(ways) > 1 else "asked for")
+    return _build_choice(config, usual, "good nearly everywhere" if len(ways) > 1 else _name_only_way(config))
 
 
 def needs_rates(config: OverlapConfig) -> bool:
@@ -97,8 +99,6 @@ def _find_reason_for_none(config: OverlapConfig, site: Site, work: Work) -> str 
         return "disabled"
     if config.policy == "mlp_only" and site.region != "mlp":
         return f"belongs to the {site.region}, not to an MLP"
-    if config.method == "none":
-        return "asked for"
     return "there are no tokens" if not work.num_rows else None
 
 
@@ -121,6 +121,8 @@ def _list_ways(
 
 
 def _list_open_methods(config: OverlapConfig, work: Work) -> tuple[tuple[Method, ...], str]:
+    if config.method == "none":
+        return (Method.NONE,), ""
     able = tuple(method for method in list_methods(work) if method is not Method.NONE)
     if config.method == "auto":
         # A chunk count that was asked for is not to be lost to a method without chunks.
@@ -135,6 +137,8 @@ def _list_open_transports(config: OverlapConfig, reachable: Mapping[str, str | N
     if config.transport != "auto":
         problem = reachable.get(config.transport, _UNKNOWN)
         return ([], f"{config.transport}: {problem}") if problem else ([config.transport], "")
+    if config.method == "none":
+        return [LIBRARY], ""
     others = {name: problem for name, problem in reachable.items() if name != LIBRARY}
     able = [name for name, problem in others.items() if problem is None]
     listed = "; ".join(f"{name}: {problem}" for name, problem in others.items())
@@ -143,7 +147,7 @@ def _list_open_transports(config: OverlapConfig, reachable: Mapping[str, str | N
 
 def _list_open_chunks(config: OverlapConfig, work: Work, method: Method) -> Iterator[int]:
     lengths = [length for flow in work.flows for length in flow.split.lengths if length]
-    if method is Method.BULK:
+    if method in (Method.BULK, Method.NONE):
         yield 1
     elif config.chunks != "auto":
         yield min(config.chunks, max(lengths))
@@ -182,8 +186,13 @@ def _choose_by_cost(config: OverlapConfig, site: Site, work: Work, ways: tuple[W
             Method.NONE, 1, LIBRARY, f"{reason} by the cost model ({best})", config.asked,
             predicted_s=serial.duration_s, predicted_exposed_s=serial.exposed_s, predicted_serial_s=serial.duration_s,
         )  # fmt: skip
-    reason = f"the fastest of {len(ways)} ways by the cost model" if len(ways) > 1 else "asked for"
+    several = f"the fastest of {len(ways)} ways by the cost model"
+    reason = several if len(ways) > 1 else _name_only_way(config)
     return _build_choice(config, best, reason, predicted[best], serial)
+
+
+def _name_only_way(config: OverlapConfig) -> str:
+    return "the only way" if "auto" in (config.method, config.chunks, config.transport) else "asked for"
 
 
 def _build_choice(

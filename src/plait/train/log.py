@@ -1,5 +1,6 @@
 """What the first rank writes and shows of a run while it goes on."""
 
+import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Self
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
 from plait.config.run import RunConfig
+from plait.errors import ConfigError
+from plait.overlap.receipt import Receipt, build_receipt_table
 from plait.train.metrics import MetricsFile, Rates, Record
 from plait.train.progress import ProgressDisplay
 from plait.train.state import Position
@@ -26,12 +29,16 @@ class Done:
 
 
 class RunLog:
-    """Metrics and progress; only the first rank has any, and every rank may call."""
+    """Metrics, progress and the receipt; only the first rank has any, and every rank may call."""
 
-    def __init__(self, run: RunConfig, mesh: Mesh, first_step: int) -> None:
-        self.metrics_path = Path(run.out_dir) / run.name / "metrics.jsonl"
+    def __init__(self, run: RunConfig, mesh: Mesh, first_step: int, receipt: Receipt | None = None) -> None:
+        folder = Path(run.out_dir) / run.name
+        self.metrics_path = folder / "metrics.jsonl"
+        self.receipt_path = None if receipt is None else folder / "receipt.json"
+        self._receipt = receipt
         self._run, self._mesh, self._first_step = run, mesh, first_step
         self._is_writer = mesh.rank == 0
+        self._has_written = False
         self._rates = Rates.build(run, mesh.device)
 
     def __enter__(self) -> Self:
@@ -48,8 +55,10 @@ class RunLog:
         self._display.say(self._describe_start())
         return self
 
-    def __exit__(self, *failure: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *failure: object) -> None:
         self._stack.close()
+        if kind is None and self._has_written:
+            self._save_receipt()
 
     def write(self, done: Done) -> None:
         """Write one step to the metrics, and show it."""
@@ -68,6 +77,21 @@ class RunLog:
             self._display.show(step, record)
         if done.result.is_stop_requested:
             self._display.say(f"asked to stop: saving step {step}")
+        if not self._has_written:
+            self._has_written = True
+            self._save_receipt()
+            if self._receipt is not None and self._run.overlap.policy != "disabled":
+                self._display.say_table(build_receipt_table(self._receipt))
+
+    def _save_receipt(self) -> None:
+        if self._receipt is None or self.receipt_path is None or not self._is_writer:
+            return
+        beside = self.receipt_path.with_name(f".writing-{self.receipt_path.name}")
+        try:
+            beside.write_text(json.dumps(self._receipt.to_json(), indent=2) + "\n", encoding="utf-8")
+            beside.replace(self.receipt_path)
+        except OSError as error:
+            raise ConfigError(f"{self.receipt_path}: cannot be written ({error.strerror})") from error
 
     def _describe_start(self) -> str:
         run, step = self._run, self._first_step

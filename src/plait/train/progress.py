@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from plait.units import format_seconds, format_si
 
 _LINE_EVERY_S = 5.0
 """How often a log that is not a terminal gets a line, beside the first and the last step."""
+
+_TABLE_COLUMNS = 120
+"""Width of a table in a log that is not a terminal."""
 
 
 def describe_step(record: Mapping[str, float | int | None]) -> str:
@@ -66,6 +69,11 @@ class ProgressDisplay:
     def _describe_left(self, step: int, now: float) -> str:
         left_s = (now - self._started) / max(1, step - self._done_before) * (self._steps - step)
         return f"  {format_seconds(round(left_s) or 1)} left" if step < self._steps else ""
+
+    def say_table(self, table: RenderableType) -> None:
+        """Print a table, above the bar where there is one; a file has room for all of it."""
+        room = self._console.width if self._console.is_terminal else max(self._console.width, _TABLE_COLUMNS)
+        self._console.print(table, width=room)
 
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""

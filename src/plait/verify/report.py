@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from plait.overlap.receipt import Receipt
 from plait.verify.static.budget import ErrorBudget
 from plait.verify.static.trace import TraceDifference
 
@@ -83,6 +84,8 @@ class Report:
     errors: tuple[TensorError, ...]
     exact: tuple[ExactCheck, ...]
     traces: tuple[TraceCheck, ...]
+    receipt: Receipt
+    """What the first rank overlapped, and how."""
 
     @property
     def rows(self) -> list[Row]:
@@ -139,6 +142,7 @@ class Report:
                 }
                 for trace in self.traces
             ],
+            "receipt": self.receipt.to_json(),
         }
 
 

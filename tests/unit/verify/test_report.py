@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from plait.contract.collective import Collective
+from plait.overlap.receipt import Receipt
 from plait.sharding import Kind
 from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck, build_table
 from plait.verify.static.budget import ErrorBudget
@@ -26,6 +27,7 @@ GOOD = Report(
     ),
     exact=(ExactCheck("replicas", 3),),
     traces=(TraceCheck(0, 1), TraceCheck(1, 1)),
+    receipt=Receipt(note="nothing to overlap"),
 )
 BAD = {
     "an error above the budget": {"errors": (*GOOD.errors, TensorError("gradient", "head.weight", 1e-2, 1e-6))},
