@@ -1,6 +1,6 @@
 """Direct exchange: every piece goes straight from the rank that has it to each rank that needs it.
 
-In round d of chunk j, rank r sends to r - d and receives from r + d, so that nobody is sent two pieces at once. Sums
+At distance d, rank r sends its pieces to r - d and receives those of r + d, so that nobody is sent two at once. Sums
 are taken in rank order whoever owns them, so they do not depend on the owner.
 """
 
@@ -51,9 +51,8 @@ def build_reduction(tensor: str, pieces: Pieces, rank: int, rounds: Sequence[int
 
 def _walk(pieces: Pieces, rounds: Sequence[int]) -> list[tuple[int, int, int]]:
     """Chunk, distance between the ranks, and number of every round."""
-    distances = range(1, pieces.degree)
     return [
-        (index, distance, rounds[index * len(distances) + distance - 1])
+        (index, distance, rounds[(distance - 1) * pieces.chunks + index])
+        for distance in range(1, pieces.degree)
         for index in range(pieces.chunks)
-        for distance in distances
     ]

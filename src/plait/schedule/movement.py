@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from plait.schedule.piece import Piece
 from plait.schedule.step import Recv, Send, Step
 
+Arrival = tuple[Piece, tuple[Step, ...]]
+"""A piece that comes: wait, then pass on what must be passed on."""
+
 
 @dataclass(frozen=True)
 class Gather:
@@ -13,12 +16,12 @@ class Gather:
     Attributes:
         recvs: all of them, to be issued before anything is sent: behind a peer's bytes a late receive waits.
         sends: the own pieces.
-        arrivals: pieces of others in the order in which they come: wait, then pass on what must be passed on.
+        arrivals: pieces of others in the order in which they come.
     """
 
     recvs: tuple[Recv, ...]
     sends: tuple[Send, ...]
-    arrivals: tuple[tuple[Piece, tuple[Step, ...]], ...]
+    arrivals: tuple[Arrival, ...]
 
 
 @dataclass(frozen=True)

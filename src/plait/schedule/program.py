@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 
 from plait.errors import ScheduleError
 from plait.schedule import direct, ring
-from plait.schedule.movement import Gather, Reduction
+from plait.schedule.movement import Arrival, Gather, Reduction
 from plait.schedule.piece import Pieces, build_pieces
 from plait.schedule.step import Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step
 from plait.schedule.work import Work
@@ -83,9 +83,10 @@ def _weave_gather(work: Work, flow: Flow, method: Method, chunks: int, rank: int
     gather = _GATHERS[method](flow.tensor, pieces, rank, range(pieces.num_rounds))
     own = flow.split.intervals[rank]
     steps = [*_post(gather.recvs), *gather.sends, *_multiply(work.rowwise, own), *_multiply(work.summing, own)]
-    for piece, arrive in gather.arrivals:
-        steps += [*arrive, *_multiply(work.rowwise or work.summing, piece.rows)]
-    steps += _multiply_others(work.summing, own, work.num_rows) if work.rowwise else []
+    for rows, arrivals in _join(gather):
+        for piece, arrive in arrivals:
+            steps += [*arrive, *_multiply(work.rowwise, piece.rows)]
+        steps += _multiply(work.summing, rows)
     return [*steps, Flush(flow.tensor)]
 
 
@@ -93,39 +94,40 @@ def _weave_reduction(work: Work, reduce: Flow, method: Method, chunks: int, rank
     """Rows of other owners are computed first and sent off; what is gathered beside is for the GEMM behind."""
     is_bulk = method is Method.BULK
     pieces = build_pieces(reduce.split, 1 if is_bulk else chunks)
-    gather_rounds, reduce_rounds = _interleave(pieces, method)
+    # What there is of a gather at the start goes first. What a ring passes on is left to the GEMM that reads it: in the
+    # first, nobody has time to wait for more than addends.
+    first, num = pieces.chunks if method in _RINGS else pieces.num_rounds, pieces.num_rounds
     gather = _NO_GATHER
     if work.gather is not None:
-        gather = _GATHERS[method](work.gather.tensor, pieces, rank, gather_rounds)
-    reduction = _REDUCTIONS[method](reduce.tensor, pieces, rank, reduce_rounds)
-    own, every = reduce.split.intervals[rank], Interval(0, work.num_rows)
-    # What others wait for is passed on between the GEMMs, what only this rank waits for is left to the end.
-    groups = [(_round_of(arrive), arrive) for _, arrive in gather.arrivals if len(arrive) > 1]
+        gather = _GATHERS[method](work.gather.tensor, pieces, rank, [*range(first), *range(first + num, 2 * num)])
+    reduction = _REDUCTIONS[method](reduce.tensor, pieces, rank, range(first, first + num))
+    own, every = reduce.split.intervals[rank], _every(work)
+    steps = [*_post([*gather.recvs, *reduction.recvs]), *gather.sends]
+    steps += _multiply(work.rowwise, every) if is_bulk else []
     for piece, after in reduction.others:
-        groups.append((_round_of(after), (*_multiply(None if is_bulk else work.rowwise, piece.rows), *after)))
-    return [
-        *_post([*gather.recvs, *reduction.recvs]),
-        *gather.sends,
-        *_multiply(work.rowwise if is_bulk else None, every),
-        *_sort(groups),
-        *_multiply(None if is_bulk else work.rowwise, own),
-        *_multiply(work.summing, own),
-        *(step for _, arrive in gather.arrivals if len(arrive) == 1 for step in arrive),
-        *_multiply_others(work.summing, own, work.num_rows),
-        *(step for _, finish in reduction.own for step in finish),
-        *(Flush(flow.tensor) for flow in work.flows),
-    ]
+        steps += [*([] if is_bulk else _multiply(work.rowwise, piece.rows)), *after]
+    steps += [] if is_bulk else _multiply(work.rowwise, own)
+    steps += _multiply(work.summing, own if work.gather else every)
+    for rows, arrivals in _join(gather):
+        steps += [*(step for _, arrive in arrivals for step in arrive), *_multiply(work.summing, rows)]
+    steps += [step for _, finish in reduction.own for step in finish]
+    return [*steps, *(Flush(flow.tensor) for flow in work.flows)]
 
 
-def _interleave(pieces: Pieces, method: Method) -> tuple[range, range]:
-    """Numbers for the rounds of a gather and of a reduction, in the order in which all ranks issue them.
+def _join(gather: Gather) -> list[tuple[Interval, list[Arrival]]]:
+    """Rows that come one behind the other, for a GEMM that sums over them and need not be cut as fine as what moves.
 
-    Direct, all of the gather is issued at the start. On a ring a piece is passed on between two addends.
+    But what comes last is not joined: there is nothing else to compute until it is all there.
     """
-    num = pieces.num_rounds
-    if method in _RINGS:
-        return range(1, 1 + 2 * num, 2), range(2 * pieces.chunks, 2 * (pieces.chunks + num), 2)
-    return range(num), range(num, 2 * num)
+    joined: list[tuple[Interval, list[Arrival]]] = []
+    for arrival in gather.arrivals:
+        rows = arrival[0].rows
+        if joined and joined[-1][0].stop == rows.start and arrival[0].owner != gather.arrivals[-1][0].owner:
+            before, arrivals = joined.pop()
+            joined.append((Interval(before.start, rows.stop), [*arrivals, arrival]))
+        else:
+            joined.append((rows, [arrival]))
+    return joined
 
 
 def _weave_all_reduce(work: Work, reduce: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
@@ -205,11 +207,6 @@ def _every(work: Work) -> Interval:
 
 def _multiply(gemm: str | None, rows: Interval) -> list[Step]:
     return [Multiply(gemm, rows)] if gemm is not None and len(rows) else []
-
-
-def _multiply_others(gemm: str | None, own: Interval, num_rows: int) -> list[Step]:
-    """The rows before and behind the own ones."""
-    return [*_multiply(gemm, Interval(0, own.start)), *_multiply(gemm, Interval(own.stop, num_rows))]
 
 
 def _accumulate(steps: Iterable[Step], summing: str | None) -> Iterator[Step]:
