@@ -43,9 +43,12 @@ def all_reduce(
         return x
     _check_detached(x, "all_reduce", label)
     carrier = _carrier(x, axis, dtype) if op == "sum" else x.dtype
-    total = x.to(carrier, memory_format=torch.contiguous_format, copy=True)
     trace.issue(Kind.ALL_REDUCE, axis, x.shape, carrier, 0, op, label)
-    _run(dist.all_reduce, axis, total, _OPS[op])
+    if axis.shared is not None and x.is_cpu:
+        total = axis.shared.collectives.all_reduce(x, op, carrier, label)
+    else:
+        total = x.to(carrier, memory_format=torch.contiguous_format, copy=True)
+        _run(dist.all_reduce, axis, total, _OPS[op])
     return total if carrier is x.dtype else total.to(x.dtype)
 
 
@@ -57,6 +60,8 @@ def all_gather(x_shard: Tensor, axis: Axis, split: Split, *, dim: int = 0, label
     _check_length(x_shard, axis, split, dim, split.lengths[axis.rank], label)
     shape = _with_length(x_shard.shape, dim, split.size)
     trace.issue(Kind.ALL_GATHER, axis, shape, x_shard.dtype, dim, "sum", label)
+    if axis.shared is not None and x_shard.is_cpu:
+        return axis.shared.collectives.all_gather(x_shard, split, dim, label)
     if dim == 0 and split.is_even:
         x_full = x_shard.new_empty(shape)
         _run(dist.all_gather_single, axis, x_full, x_shard.contiguous())
@@ -80,6 +85,8 @@ def reduce_scatter(
     _check_length(x_partial, axis, split, dim, split.size, label)
     dtype_in, carrier = x_partial.dtype, _carrier(x_partial, axis, dtype)
     trace.issue(Kind.REDUCE_SCATTER, axis, x_partial.shape, carrier, dim, "sum", label)
+    if axis.shared is not None and x_partial.is_cpu:
+        return axis.shared.collectives.reduce_scatter(x_partial, split, dim, carrier, label).to(dtype_in)
     addends = x_partial if carrier is dtype_in else x_partial.to(carrier)
     x_shard = addends.new_empty(_with_length(x_partial.shape, dim, split.longest))
     if dim == 0 and split.is_even:
@@ -101,6 +108,8 @@ def all_to_all(x_shard: Tensor, axis: Axis, *, gather: DimSplit, scatter: DimSpl
     _check_length(x_shard, axis, scatter_split, scatter_dim, scatter_split.size, label)
     whole = _with_length(x_shard.shape, gather_dim, gather_split.size)
     trace.issue(Kind.ALL_TO_ALL, axis, whole, x_shard.dtype, scatter_dim, "sum", label)
+    if axis.shared is not None and x_shard.is_cpu:
+        return axis.shared.collectives.all_to_all(x_shard, gather, scatter, label)
     outgoing = [piece.flatten() for piece in _cut(x_shard, scatter_dim, scatter_split)]
     own_shape = _with_length(x_shard.shape, scatter_dim, scatter_split.lengths[axis.rank])
     shapes = [_with_length(own_shape, gather_dim, length) for length in gather_split.lengths]

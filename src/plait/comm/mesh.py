@@ -1,7 +1,8 @@
 """The device mesh as this rank sees it: its coordinates, and an axis with its process group for each direction."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm import trace
+from plait.comm.shared.memory import SharedMemory, build_shared_memory
 from plait.errors import ConfigError, ShardingError
 from plait.sharding import Coordinates, MeshShape, Split
 
@@ -31,6 +33,10 @@ class Axis:
     """None where the degree is 1: nothing is ever sent."""
     reduce_dtype: torch.dtype | None
     """The dtype in which sums over the axis are carried; None for that of the tensor."""
+    shared: SharedMemory | None = None
+    """Memory of all ranks of the axis, through which they move what is on the CPU; None to leave that to `group`."""
+    unshared_because: str = "it was not asked for"
+    """Why there is no shared memory, where there is none."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: the copy of a model talks over the process groups that there are."""
@@ -51,6 +57,8 @@ class Mesh:
     """Every tp group of the world, which all have to be named when one of them is cut further."""
     tokens: Split | None = None
     """How the tokens of the forward pass under way are cut over tp; set where they enter a model."""
+    shares_memory: bool = False
+    """Whether axes have shared memory, where they can."""
     _subgroups: dict[tuple[str, Partition], Axis] = field(default_factory=dict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -68,14 +76,38 @@ class Mesh:
                 tuple(tp_group[rank] for rank in ranks) for tp_group in self.tp_groups for ranks in partition
             )
             members = tuple(self.tp.ranks[rank] for rank in own)
-            self._subgroups[name, partition] = _build_axis(name, members, self.rank, groups, self.tp.reduce_dtype)
+            axis = _build_axis(name, members, self.rank, groups, self.tp.reduce_dtype)
+            self._subgroups[name, partition] = self._share(axis) if self.shares_memory else axis
         return self._subgroups[name, partition]
+
+    def share_memory(self) -> None:
+        """Let CPU ranks of one host move through shared memory what they would send each other.
+
+        Every rank of the world has to call it, before anything takes an axis of this mesh. An axis whose ranks cannot
+        share memory says why.
+        """
+        if self.shares_memory:
+            return
+        self.shares_memory = True
+        self.dp, self.tp = self._share(self.dp), self._share(self.tp)
+        self._subgroups = {key: self._share(axis) for key, axis in self._subgroups.items()}
+
+    def _share(self, axis: Axis) -> Axis:
+        if axis.group is None or self.device.type != "cpu":
+            reason = "it has one rank" if axis.group is None else f"its tensors are on {self.device.type}"
+            return replace(axis, unshared_because=reason)
+        found = build_shared_memory(axis.group, axis.rank, axis.ranks, partial(_limit_wait_s, axis.group))
+        return replace(axis, unshared_because=found) if isinstance(found, str) else replace(axis, shared=found)
 
 
 def build_mesh(
-    shape: MeshShape, *, device: torch.device | str = "cpu", reduce_dtype: torch.dtype | None = None
+    shape: MeshShape,
+    *,
+    device: torch.device | str = "cpu",
+    reduce_dtype: torch.dtype | None = None,
+    shared_memory: bool = False,
 ) -> Mesh:
-    """Arrange the ranks of the world as `shape`, tp varying fastest.
+    """Arrange the ranks of the world as `shape`, tp varying fastest; with `shared_memory` as `Mesh.share_memory` says.
 
     Every rank has to call it. Meshes of one shape share their process groups.
 
@@ -92,7 +124,7 @@ def build_mesh(
     dp_groups = tuple(zip(*tp_groups, strict=True))
     coordinates = shape.coordinates(rank)
     trace.identify(f"rank {rank} ({coordinates})")
-    return Mesh(
+    mesh = Mesh(
         shape,
         rank,
         torch.device(device),
@@ -101,6 +133,9 @@ def build_mesh(
         tp=_build_axis("tp", tp_groups[coordinates.dp], rank, tp_groups, reduce_dtype),
         tp_groups=tp_groups,
     )
+    if shared_memory:
+        mesh.share_memory()
+    return mesh
 
 
 def build_mesh_from(device_mesh: DeviceMesh, *, reduce_dtype: torch.dtype | None = None) -> Mesh:
@@ -184,3 +219,9 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
     """The collective timeout of a group; torch would give a new group its own default of half an hour."""
     options = getattr(group._get_backend(group._device_types[-1]), "options", None)
     return getattr(options, "_timeout", None)
+
+
+def _limit_wait_s(group: dist.ProcessGroup) -> float:
+    """For how long a rank waits for others of a group."""
+    timeout = timeout_of(group)
+    return float("inf") if timeout is None else timeout.total_seconds()

@@ -1,0 +1,44 @@
+"""Whether the process of another rank on this host is still there."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_STATE, _STARTED = 0, 19
+"""Fields of /proc/PID/stat, counted behind the name of the program."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process: its id may be given to another one later, its start tells them apart.
+
+    Attributes:
+        namespace: in which the id means this process.
+    """
+
+    pid: int
+    started: str
+    namespace: int
+
+    @classmethod
+    def own(cls) -> "Peer":
+        """This process."""
+        return cls(os.getpid(), _read_stat(os.getpid())[_STARTED], _own_namespace())
+
+    def is_gone(self) -> bool:
+        """Whether the process has ended; False where that cannot be seen from here."""
+        if self.namespace != _own_namespace():
+            return False
+        try:
+            stat = _read_stat(self.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        return stat[_STARTED] != self.started or stat[_STATE] in "ZX"
+
+
+def _read_stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+
+
+def _own_namespace() -> int:
+    return Path("/proc/self/ns/pid").stat().st_ino

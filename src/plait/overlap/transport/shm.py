@@ -1,0 +1,257 @@
+"""Shared memory between CPU ranks of one host: rows are read where they were written, and flags say when.
+
+A gathered tensor exists once for all ranks, each of which writes its own rows. Addends stay where the GEMM puts them;
+who owns a piece sums it from there, in rank order. A flag says up to which row its owner's rows can be read, so ranks
+whose pieces differ still read nothing too early.
+"""
+
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from plait.comm import trace
+from plait.comm.mesh import Axis
+from plait.comm.shared.channel import Channel, Plan
+from plait.comm.shared.collectives import combine
+from plait.errors import ScheduleError, ShardingError
+from plait.overlap.transport.base import Capability
+from plait.schedule.piece import Piece
+from plait.schedule.step import Content, Flow, Message, Method
+from plait.sharding import Interval, Kind
+
+_TURN = 1 << 40
+"""A flag is a turn's number times this, and the first row that cannot be read yet; no tensor has so many rows."""
+
+_MAX_KNOWN = 1024
+
+SessionT = TypeVar("SessionT")
+
+_Key = tuple[int, int, torch.dtype, str]
+
+
+def describe_lack(axis: Axis) -> str | None:
+    """Why the ranks of `axis` cannot use shared memory; None if they can. All of them get the same answer."""
+    return axis.unshared_because if axis.shared is None else None
+
+
+class SharedMemoryTransport:
+    """Sessions in the memory that an axis shares."""
+
+    capability = Capability("shm", frozenset({"cpu"}), frozenset({Method.NONE, Method.BULK, Method.DIRECT}), True)
+    keeps_memory = True
+
+    def __init__(self, axis: Axis) -> None:
+        assert axis.shared is not None, axis.unshared_because
+        self.axis = axis
+        self._gather, self._reduce = axis.shared.gather, axis.shared.reduce
+        self._gathers: dict[_Key, _Gather] = {}
+        self._reduces: dict[_Key, _Reduce] = {}
+
+    def open_gather(self, flow: Flow, x_shard: Tensor, label: str) -> "_Gather":
+        """Begin to gather `x_shard`, the own rows."""
+        width = x_shard.shape[1]
+        key = (id(flow), width, x_shard.dtype, label)
+        session = self._gathers.get(key)
+        if session is None:
+            _make_room(self._gathers)
+            self._gathers[key] = session = _Gather(self.axis, self._gather, flow, width, x_shard.dtype, label)
+        session.open(x_shard)
+        return session
+
+    def open_reduce(self, flow: Flow, width: int, dtype: torch.dtype, device: torch.device, label: str) -> "_Reduce":
+        """Begin to reduce rows of `width` elements in `dtype`."""
+        assert device.type == "cpu", device
+        key = (id(flow), width, dtype, label)
+        session = self._reduces.get(key)
+        if session is None:
+            _make_room(self._reduces)
+            self._reduces[key] = session = _Reduce(self.axis, self._reduce, flow, width, dtype, label)
+        session.open()
+        return session
+
+
+class _Session:
+    """One tensor, run after run: what a run needs is made once, as a small block takes hardly longer than making it."""
+
+    def __init__(self, axis: Axis, channel: Channel, flow: Flow, label: str, row_bytes: int) -> None:
+        self._axis, self._rank = axis, axis.rank
+        self._channel, self._flags = channel, channel.flags
+        self._flow, self._label, self._row_bytes = flow, label, row_bytes
+        self._intervals = flow.split.intervals
+        self._own = self._intervals[axis.rank]
+        self._turn = 0
+
+    def recv(self, message: Message) -> None:
+        """There is room for everything."""
+
+    def flush(self) -> None:
+        """What was written stays; it is overwritten in the next run but one, when nobody reads it any more."""
+
+    def _publish(self, word: int, piece: Piece) -> None:
+        """Raise a flag to the end of a piece, unless it was raised for another rank already."""
+        rows, before = piece.rows, self._flags.words[word]
+        value = self._turn + rows.stop
+        if before >= value:
+            return
+        if before != self._turn + rows.start and rows.start != self._intervals[piece.owner].start:
+            raise ScheduleError(f"{self._label}: {self._flow.tensor}[{rows}] was sent before the rows ahead of it")
+        self._flags.raise_to(word, value)
+
+    def _wait(self, word: int, rows: Interval, rank: int) -> None:
+        self._flags.wait(word, self._turn + rows.stop, rank)
+        self._channel.check(rank)
+
+    def _note_sent(self, message: Message) -> None:
+        trace.note_sent(message, len(message.piece.rows) * self._row_bytes, self._label)
+
+    def _note_received(self, message: Message) -> None:
+        trace.note_received(message, len(message.piece.rows) * self._row_bytes, self._label)
+
+    def _plan_text(self, width: int, dtype: torch.dtype) -> str:
+        cut = ", ".join(map(str, self._intervals))
+        return f"{self._flow.kind} {self._flow.tensor} ({self._label}): [{cut}] x {width} {dtype}"
+
+
+class _Gather(_Session):
+    """Attributes: full is in shared memory, overwritten in the next run but one."""
+
+    full: Tensor
+
+    def __init__(self, axis: Axis, channel: Channel, flow: Flow, width: int, dtype: torch.dtype, label: str) -> None:
+        super().__init__(axis, channel, flow, label, width * dtype.itemsize)
+        self._plan = Plan(self._plan_text(width, dtype), [(flow.split.size, width)], dtype, self._find_own, flow)
+
+    def _find_own(self, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+        (full,) = tensors
+        return full, full[self._own.start : self._own.stop]
+
+    def open(self, x_shard: Tensor) -> None:
+        """Begin a run."""
+        if x_shard.ndim != 2 or x_shard.shape[0] != len(self._own):
+            raise ShardingError(
+                f"{self._label}: rank {self._rank} on {self._axis.name!r} of degree {self._axis.degree} has "
+                f"{self._flow.tensor} of {list(x_shard.shape)}, but its rows of {self._flow.split.size} are {self._own}"
+            )
+        self.full, own = self._channel.begin(self._plan)
+        self._turn = self._channel.number * _TURN
+        own.copy_(x_shard)
+
+    def send(self, message: Message) -> None:
+        self._publish(self._channel.values[self._rank], message.piece)
+        self._note_sent(message)
+
+    def wait(self, message: Message) -> None:
+        self._wait(self._channel.values[message.source], message.piece.rows, message.source)
+        self._note_received(message)
+
+    def collect(self) -> None:
+        flow = self._flow
+        trace.issue(flow.kind, self._axis, self.full.shape, self.full.dtype, 0, "sum", self._label)
+        self._publish(self._channel.values[self._rank], Piece(self._rank, 0, self._own))
+        for rank in self._channel.others:
+            self._wait(self._channel.values[rank], self._intervals[rank], rank)
+
+
+class _Half:
+    """Half of a channel's memory during a reduction.
+
+    Attributes:
+        addends: `[T, width]` of each rank.
+        sums: `[T, width]` that owners have summed for all; of an all-reduce.
+    """
+
+    def __init__(self, tensors: list[Tensor], degree: int) -> None:
+        self.addends, self.sums = tensors[:degree], tensors[degree] if len(tensors) > degree else None
+        self._cut: dict[tuple[int, int], list[Tensor]] = {}
+
+    def cut(self, rows: Interval) -> list[Tensor]:
+        """Some rows of each rank's addends, then of the sums."""
+        key = (rows.start, rows.stop)
+        if key not in self._cut:
+            whole = self.addends if self.sums is None else [*self.addends, self.sums]
+            self._cut[key] = [tensor[rows.start : rows.stop] for tensor in whole]
+        return self._cut[key]
+
+
+class _Reduce(_Session):
+    """Attributes: partial is in shared memory, total is fresh."""
+
+    partial: Tensor
+    total: Tensor
+
+    def __init__(self, axis: Axis, channel: Channel, flow: Flow, width: int, dtype: torch.dtype, label: str) -> None:
+        super().__init__(axis, channel, flow, label, width * dtype.itemsize)
+        self._carrier = (axis.reduce_dtype or dtype) if dtype.is_floating_point else dtype
+        self._is_everywhere = flow.kind is Kind.ALL_REDUCE
+        self._kept = Interval(0, flow.split.size) if self._is_everywhere else self._own
+        self._half: _Half
+        shapes = [(flow.split.size, width)] * (axis.degree + self._is_everywhere)
+        self._plan = Plan(
+            f"{self._plan_text(width, dtype)} in {self._carrier}",
+            shapes,
+            dtype,
+            partial(_Half, degree=axis.degree),
+            flow,
+        )
+
+    def open(self) -> None:
+        """Begin a run."""
+        self._half = half = self._channel.begin(self._plan)
+        self._turn = self._channel.number * _TURN
+        self.partial = half.addends[self._rank]
+        self.total = self.partial.new_empty(len(self._kept), self.partial.shape[1])
+
+    def send(self, message: Message) -> None:
+        self._publish(self._word(message.content, self._rank, message.target), message.piece)
+        self._note_sent(message)
+
+    def wait(self, message: Message) -> None:
+        rows = message.piece.rows
+        self._wait(self._word(message.content, message.source, self._rank), rows, message.source)
+        if message.content is Content.VALUE:
+            self._rows_of_total(rows).copy_(self._half.cut(rows)[-1])
+        self._note_received(message)
+
+    def add(self, piece: Piece, ranks: tuple[int, ...]) -> None:
+        rows = piece.rows
+        cut, total = self._half.cut(rows), self._rows_of_total(rows)
+        addends = [cut[rank] for rank in ranks]
+        if self._carrier is total.dtype:
+            combine(addends, out=total)
+        else:
+            total.copy_(combine([addend.to(self._carrier) for addend in addends]))
+        if self._is_everywhere:
+            cut[-1].copy_(total)
+
+    def collect(self) -> None:
+        flow = self._flow
+        trace.issue(flow.kind, self._axis, self.partial.shape, self._carrier, 0, "sum", self._label)
+        own, others = Piece(self._rank, 0, self._own), self._channel.others
+        for rank in others:
+            self._publish(self._word(Content.ADDEND, self._rank, rank), Piece(rank, 0, self._intervals[rank]))
+        for rank in others:
+            self._wait(self._word(Content.ADDEND, rank, self._rank), self._own, rank)
+        self.add(own, tuple(range(self._axis.degree)))
+        if not self._is_everywhere:
+            return
+        self._publish(self._channel.values[self._rank], own)
+        for rank in others:
+            rows = self._intervals[rank]
+            self._wait(self._channel.values[rank], rows, rank)
+            self._rows_of_total(rows).copy_(self._half.cut(rows)[-1])
+
+    def _word(self, content: Content, source: int, target: int) -> int:
+        """The flag of a message: a sum is for all, an addend for the owner of its rows."""
+        return self._channel.values[source] if content is Content.VALUE else self._channel.addends[source][target]
+
+    def _rows_of_total(self, rows: Interval) -> Tensor:
+        start = rows.start - self._kept.start
+        return self.total if len(rows) == len(self._kept) else self.total[start : start + len(rows)]
+
+
+def _make_room(sessions: dict[_Key, SessionT]) -> None:
+    """Let all go when labels and sizes keep changing: the views they hold keep memory alive."""
+    if len(sessions) >= _MAX_KNOWN:
+        sessions.clear()

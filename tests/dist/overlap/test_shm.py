@@ -1,0 +1,49 @@
+"""Shared memory: every pass of a linear by every method that it can execute, and what is sent for it."""
+
+from typing import Any
+
+import pytest
+
+from plait.comm import trace
+from plait.comm.mesh import Axis, build_mesh
+from plait.overlap.transport.shm import SharedMemoryTransport
+from plait.schedule.step import Method
+from plait.sharding import MeshShape
+from tests.support.collective_gemm import list_runs, run_case
+
+METHODS = SharedMemoryTransport.capability.methods
+
+
+def build_axis(degree: int) -> Axis:
+    return build_mesh(MeshShape(tp=degree), shared_memory=True).tp
+
+
+def run_all(degree: int, num_rows: int, chunks: tuple[int, ...]) -> int:
+    """Every pass with every method; the number of runs, all of which gave the dense result and sent what was said."""
+    transport = SharedMemoryTransport(build_axis(degree))
+    number = 0
+    for case, method, chunks_of_run in list_runs(num_rows, degree, chunks):
+        if method not in METHODS:
+            continue
+        with trace.record() as recorded:
+            run = run_case(case, method, chunks_of_run, transport, label="here")
+        where = (case, method, chunks_of_run)
+        assert run.wrong == [], (run.wrong, *where)
+        if method is not Method.NONE:
+            assert moved(recorded, "sent") == run.program.messages_sent, where
+            assert moved(recorded, "received") == run.program.messages_received, where
+        assert [entry.kind for entry in recorded.collectives] == [flow.kind for flow in run.program.flows], where
+        number += 1
+    return number
+
+
+def moved(recorded: trace.Trace, direction: str) -> list[Any]:
+    return [entry.message for entry in recorded.moved if entry.direction == direction]
+
+
+@pytest.mark.parametrize("degree", [2, 3, 4])
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 12])
+def test_every_pass_by_every_method_is_the_dense_one_and_sends_what_its_schedule_says(ranks, degree, num_rows):
+    numbers = ranks(degree).call(run_all, degree=degree, num_rows=num_rows, chunks=(1, 3))
+    assert len(set(numbers)) == 1
+    assert numbers[0] > (20 if num_rows else 10)
