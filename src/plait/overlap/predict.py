@@ -1,19 +1,26 @@
-"""How long one way to run a collective GEMM takes, by the cost model."""
+"""How long one way to run a collective GEMM takes: its programs on a simulated clock, at the rates of this machine."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
-from plait.overlap.choice import Way
+from plait.overlap.choice import LIBRARY, Way
 from plait.overlap.rates import Rates
 from plait.overlap.site import Site
+from plait.schedule.costs import Costs
+from plait.schedule.program import build_program
+from plait.schedule.simulate import simulate
+from plait.schedule.step import Content
 from plait.schedule.work import Work
+from plait.sharding import Kind
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the slowest rank is predicted to take.
+    """What a collective GEMM takes.
 
     Attributes:
-        exposed_s: how much of `duration_s` it waits for others.
+        exposed_s: how much of it the rank waits that waits longest.
     """
 
     duration_s: float
@@ -21,5 +28,44 @@ class Prediction:
 
 
 def predict(way: Way, work: Work, site: Site, rates: Rates) -> Prediction:
-    """Predict `work` at `site`, run as `way`."""
-    return Prediction(1.0, 0.0)
+    """Predict `work` at `site`, run as `way`; equal arguments give equal predictions."""
+    return _predict(way, work, replace(site, label=""), rates)
+
+
+@lru_cache(maxsize=4096)
+def _predict(way: Way, work: Work, site: Site, rates: Rates) -> Prediction:
+    degree = work.flows[0].split.degree
+    programs = [build_program(work, way.method, way.chunks, rank) for rank in range(degree)]
+    timeline = simulate(programs, derive_costs(way.transport, work, site, rates))
+    return Prediction(timeline.duration_s, timeline.exposed_s)
+
+
+def derive_costs(transport: str, work: Work, site: Site, rates: Rates) -> Costs:
+    """What the steps of `work` at `site` take over `transport`."""
+    gemm_s = {gemm: _time_gemm(site, rates, packs=gemm == work.rowwise) for gemm in work.gemms}
+    row_bytes = {
+        flow.tensor: float(site.row_bytes(Content.VALUE if flow.kind is Kind.ALL_GATHER else Content.ADDEND))
+        for flow in work.flows
+    }
+    collect_s = {
+        flow.tensor: rates.library.seconds(flow.kind, work.num_rows * row_bytes[flow.tensor]) for flow in work.flows
+    }
+    if transport == LIBRARY:
+        return Costs(gemm_s, row_bytes, collect_s=collect_s)
+    link = rates.link(transport)
+    sum_row_bytes = site.row_bytes(Content.ADDEND)
+    return Costs(
+        gemm_s, row_bytes,
+        latency_s=link.latency_s, bytes_per_s=link.bytes_per_s, add_row_s=sum_row_bytes / link.add_bytes_per_s,
+        step_s=link.step_s, collect_s=collect_s, contention=link.contention,
+    )  # fmt: skip
+
+
+def _time_gemm(site: Site, rates: Rates, *, packs: bool) -> Callable[[int], float]:
+    """How long rows of a GEMM take; one that sums over rows packs no weight, so a piece of it costs no more."""
+    row_s = site.flops_per_row / rates.gemm.flops_per_s
+    return partial(_seconds, rates.gemm.call_s + packs * rates.gemm.extra_rows * row_s, row_s)
+
+
+def _seconds(call_s: float, row_s: float, num_rows: int) -> float:
+    return call_s + num_rows * row_s

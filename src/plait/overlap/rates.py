@@ -1,70 +1,99 @@
-"""What computing and moving cost on this machine, as measured by `plait.overlap.probe`."""
+"""What computing and moving cost on one machine, as measured by `plait.overlap.probe`."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any, Self
 
-from plait.schedule.step import Content
+from plait.sharding import Kind
 
 
 @dataclass(frozen=True)
-class GemmRate:
-    """How long a GEMM of some rows takes.
+class GemmRates:
+    """How long a GEMM takes.
 
     Attributes:
-        call_s: of one call, however small.
+        call_s: a call, however small.
         flops_per_s: of many rows.
-        extra_rows: a piece takes as long as if it had so many rows more: the weight is packed again for each.
+        extra_rows: a piece takes as long as if it had so many rows more, as the weight is packed again for each.
     """
 
     call_s: float
     flops_per_s: float
     extra_rows: float
 
-    def seconds(self, num_rows: int, flops_per_row: int) -> float:
-        """Of one GEMM."""
-        return self.call_s + (num_rows + self.extra_rows) * flops_per_row / self.flops_per_s
-
 
 @dataclass(frozen=True)
-class LinkRate:
-    """How long bytes of one kind of content are on their way over one transport.
+class LibraryRates:
+    """How long the library's collectives take.
 
     Attributes:
-        message_s: of one message (or whole collective of the library), however small.
-        bytes_per_s: what one rank receives, of a collective of the library its payload, whatever goes over the wire.
-        hidden: which share of it goes on while the rank computes: 1 where the core is idle meanwhile, 0 where moving is
-            the work of that very core.
+        call_s: a call, however small.
+        all_gather_bytes_per_s: bytes of the whole tensor in a second, whatever goes over the wire; the others alike.
     """
 
-    message_s: float
-    bytes_per_s: float
-    hidden: float
+    call_s: float
+    all_gather_bytes_per_s: float
+    reduce_scatter_bytes_per_s: float
+    all_reduce_bytes_per_s: float
 
-    def seconds(self, num_bytes: float) -> float:
-        """Of one message or collective with nothing beside it."""
-        return self.message_s + num_bytes / self.bytes_per_s
+    def seconds(self, kind: Kind, num_bytes: float) -> float:
+        """Of a collective of so many bytes of the whole tensor."""
+        rate: float = getattr(self, f"{kind}_bytes_per_s")
+        return self.call_s + num_bytes / rate
 
 
 @dataclass(frozen=True)
-class TransportRates:
-    """One transport: what it costs to bring rows together, and to bring addends together and add them.
+class LinkRates:
+    """How messages move over one transport, in the terms of `plait.schedule.costs.Costs`.
 
     Attributes:
-        values: of rows as they are.
-        addends: of rows that are to be summed, the sum included.
+        add_bytes_per_s: of the smaller of two tensors that are added.
     """
 
     transport: str
-    values: LinkRate
-    addends: LinkRate
-
-    def find(self, content: Content) -> LinkRate:
-        """That of one kind of content."""
-        return self.values if content is Content.VALUE else self.addends
+    step_s: float
+    latency_s: float
+    bytes_per_s: float
+    add_bytes_per_s: float
+    contention: float
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Everything that was measured; the same on all ranks."""
+    """Everything that was measured; the same on all ranks of an axis."""
 
-    gemm: GemmRate
-    transports: tuple[TransportRates, ...]
+    gemm: GemmRates
+    library: LibraryRates
+    links: tuple[LinkRates, ...]
+
+    def link(self, transport: str) -> LinkRates:
+        """That of one transport."""
+        return next(link for link in self.links if link.transport == transport)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        """From what `to_json` gives.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            rates = cls(
+                GemmRates(**record["gemm"]),
+                LibraryRates(**record["library"]),
+                tuple(LinkRates(**link) for link in record["links"]),
+            )
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"not rates: {error!r}") from error
+        for part in (rates.gemm, rates.library, *rates.links):
+            for name, value in ((field.name, getattr(part, field.name)) for field in fields(part)):
+                is_rate = name.endswith("_per_s")
+                if name != "transport" and not (
+                    isinstance(value, int | float) and isfinite(value) and (value > 0 if is_rate else value >= 0)
+                ):
+                    raise ValueError(f"not rates: {name} is {value!r}")
+        return rates

@@ -21,6 +21,9 @@ _MIN_ROWS = 64
 _MARGIN = 0.03
 """By which share a boundary must become faster before `auto` overlaps it: predictions are not better than that."""
 
+_ALIKE = 0.01
+"""Predictions that differ by less are the same."""
+
 _USUAL_CHUNKS = 4
 """Without measurements: within 6 % of the best from a quarter to twice as much communication as computation."""
 
@@ -178,7 +181,10 @@ def _rank_unmeasured(way: Way) -> tuple[int, int, int]:
 def _choose_by_cost(config: OverlapConfig, site: Site, work: Work, ways: tuple[Way, ...], rates: Rates) -> Choice:
     serial = predict(_SERIAL, work, site, rates)
     predicted = {way: predict(way, work, site, rates) for way in ways}
-    best = min(ways, key=lambda way: (predicted[way].duration_s, way.chunks))
+    least_s = min(each.duration_s for each in predicted.values())
+    # Of ways that are alike the one with the fewest messages.
+    alike = [way for way in ways if predicted[way].duration_s <= least_s * (1 + _ALIKE)]
+    best = min(alike, key=lambda way: (way.chunks, predicted[way].duration_s))
     gain = 1 - predicted[best].duration_s / serial.duration_s
     if config.policy == "auto" and gain < _MARGIN:
         reason = f"overlapping would make it {-gain:.0%} slower" if gain < 0 else f"overlapping would gain {gain:.0%}"
