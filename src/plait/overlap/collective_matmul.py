@@ -4,12 +4,13 @@ its host waited.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from plait.comm.mesh import Mesh
 from plait.config.overlap import OverlapConfig
-from plait.overlap.execute import Addends, Outcome, Rows, execute
+from plait.overlap.execute import Addends, Observer, Outcome, Rows, execute
 from plait.overlap.receipt import Line, Receipt
 from plait.overlap.select import check_transport, choose
 from plait.overlap.site import Site
@@ -18,7 +19,7 @@ from plait.overlap.transport.library import LibraryTransport
 from plait.overlap.transport.ring import RingTransport
 from plait.schedule.program import build_program
 from plait.schedule.step import Program
-from plait.schedule.work import Operation, derive_work
+from plait.schedule.work import Operation, Work, derive_work
 from plait.sharding import Transition
 
 
@@ -42,10 +43,23 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class Chosen:
+    """What runs a pass, and its line of the receipt."""
+
+    work: Work
     program: Program
     transport: Transport
     line: Line
+
+
+class Instrument(Observer, Protocol):
+    """What a benchmark puts between the passes and their steps."""
+
+    def enter(self, what: Pass, gemms: Mapping[str, Rows]) -> Mapping[str, Rows]:
+        """Told of a run that begins; what it returns is what the run multiplies with."""
+
+    def leave(self) -> None:
+        """Told that the run has ended."""
 
 
 class CollectiveMatmul:
@@ -55,6 +69,9 @@ class CollectiveMatmul:
 
     Attributes:
         receipt: what was asked, what runs and why, and what it cost, for every pass that ran.
+        transports: by name.
+        chosen: what runs each pass that has run.
+        instrument: what looks on, if anything does.
 
     Raises:
         ConfigError: a transport that was asked for by name and cannot serve these ranks.
@@ -64,33 +81,40 @@ class CollectiveMatmul:
         self.axis = mesh.tp
         self.config = config
         self.receipt = Receipt()
-        self._transports: dict[str, Transport] = {"library": LibraryTransport(self.axis)}
+        self.transports: dict[str, Transport] = {"library": LibraryTransport(self.axis)}
         if self.axis.group is not None:
-            self._transports["ring"] = RingTransport(self.axis)
-        self._reachable: dict[str, str | None] = dict.fromkeys(self._transports)
+            self.transports["ring"] = RingTransport(self.axis)
+        self._reachable: dict[str, str | None] = dict.fromkeys(self.transports)
         check_transport(config, self._reachable)
-        self._chosen: dict[Pass, _Chosen] = {}
+        self.chosen: dict[Pass, Chosen] = {}
+        self.instrument: Instrument | None = None
 
     def run(
         self, what: Pass, *, gemms: Mapping[str, Rows], shard: Tensor | None = None, addends: Addends | None = None
     ) -> Outcome:
         """Run `what` with the GEMMs given: `shard` is gathered where something is, `addends` are reduced."""
-        chosen = self._chosen.get(what)
+        chosen = self.chosen.get(what)
         if chosen is None:
-            self._chosen[what] = chosen = self._choose(what)
+            self.chosen[what] = chosen = self._choose(what)
+        instrument = self.instrument
+        if instrument is not None:
+            gemms = instrument.enter(what, gemms)
         outcome = execute(
-            chosen.program, chosen.transport, gemms=gemms, shard=shard, addends=addends, label=what.site.label
-        )
+            chosen.program, chosen.transport, gemms=gemms, shard=shard, addends=addends, label=what.site.label,
+            observer=instrument,
+        )  # fmt: skip
+        if instrument is not None:
+            instrument.leave()
         chosen.line.add_measurement(outcome.exposed_s)
         return outcome
 
-    def _choose(self, what: Pass) -> _Chosen:
+    def _choose(self, what: Pass) -> Chosen:
         work = derive_work(
             what.operation, what.transition, what.num_rows, self.axis.degree,
             needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
         )  # fmt: skip
-        capable = {name: transport.capability.methods for name, transport in self._transports.items()}
+        capable = {name: transport.capability.methods for name, transport in self.transports.items()}
         choice = choose(self.config, what.site, work, reachable=self._reachable, rates=None, capable=capable)
         program = build_program(work, choice.method, choice.chunks, self.axis.rank)
         line = self.receipt.add_line(what.operation, what.site, work, choice, program)
-        return _Chosen(program, self._transports[choice.transport], line)
+        return Chosen(work, program, self.transports[choice.transport], line)

@@ -4,6 +4,8 @@ In configs it is named "ring". It executes every method; with method none it mov
 which is the same way between the ranks without overlap.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,13 +19,14 @@ from plait.schedule.step import Flow, Method
 
 
 class RingTransport:
-    """Sends and receives over the process group of an axis of more than one rank."""
+    """Sends and receives over the process group of an axis of more than one rank, by default over gloo."""
 
     capability = Capability("ring", frozenset({"cpu", "cuda"}), frozenset(Method))
     keeps_memory = False
 
-    def __init__(self, axis: Axis) -> None:
+    def __init__(self, axis: Axis, build_link: Callable[[Axis], Link] = HostLink) -> None:
         self.axis = axis
+        self._build_link = build_link
         self._links: dict[torch.device, Link] = {}
         self._pool = Pool()
 
@@ -40,5 +43,5 @@ class RingTransport:
 
     def _link_to(self, device: torch.device) -> Link:
         if device not in self._links:
-            self._links[device] = HostLink(self.axis)
+            self._links[device] = self._build_link(self.axis)
         return self._links[device]
