@@ -1,10 +1,20 @@
-"""Hypothesis strategies for splits, heads and states."""
+"""Hypothesis strategies for splits, heads, states, works and schedules."""
 
 from dataclasses import dataclass
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
-from plait.sharding import Invariant, Partial, Placement, Replicate, Shard, Split, build_split
+from plait.schedule.program import build_program, list_methods
+from plait.schedule.step import Method, Program
+from plait.schedule.work import (
+    Work,
+    derive_column_backward,
+    derive_column_forward,
+    derive_row_backward,
+    derive_row_forward,
+)
+from plait.sharding import Invariant, Partial, Placement, Replicate, Shard, Split, build_split, derive_transition
 
 MAX_DEGREE = 9
 
@@ -37,3 +47,50 @@ def heads(draw: st.DrawFn) -> Heads:
 def placements() -> st.SearchStrategy[Placement]:
     """Any state of a matrix."""
     return st.sampled_from([Invariant(), Replicate(), Partial(), Shard(0), Shard(1)])
+
+
+ENTRIES = {True: derive_transition(Shard(0), Replicate()), False: derive_transition(Invariant(), Replicate())}
+EXITS = {True: derive_transition(Partial(), Shard(0)), False: derive_transition(Partial(), Invariant())}
+"""Boundaries of a region, with sequence parallelism and without."""
+
+
+@st.composite
+def works(draw: st.DrawFn, *, max_degree: int = 8, max_rows: int = 40) -> tuple[Work, int]:
+    """What any pass of any linear has to do, and among how many ranks; fewer rows than ranks and no rows included."""
+    degree, num_rows = draw(st.integers(1, max_degree)), draw(st.integers(0, max_rows))
+    entry, exit = draw(st.sampled_from([(ENTRIES[mode], EXITS[mode]) for mode in (True, False)]))
+    needs = draw(st.sampled_from([{}, {"needs_wgrad": False}, {"needs_dgrad": False}]))
+    derive = draw(
+        st.sampled_from(
+            [
+                lambda: derive_column_forward(entry, num_rows, degree),
+                lambda: derive_row_forward(exit, num_rows, degree),
+                lambda: derive_column_backward(entry, num_rows, degree, **needs),
+                lambda: derive_row_backward(exit, num_rows, degree, **needs),
+            ]
+        )
+    )
+    return derive(), degree
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The programs of all ranks for one work."""
+
+    work: Work
+    method: Method
+    chunks: int
+    programs: tuple[Program, ...]
+
+
+def build_schedule(work: Work, degree: int, method: Method, chunks: int) -> Schedule:
+    return Schedule(work, method, chunks, tuple(build_program(work, method, chunks, rank) for rank in range(degree)))
+
+
+@st.composite
+def schedules(draw: st.DrawFn, *, max_degree: int = 8, max_rows: int = 40, moves: bool = False) -> Schedule:
+    """Any schedule there is; with `moves`, one that moves something piece by piece."""
+    work, degree = draw(works(max_degree=max_degree, max_rows=max_rows))
+    methods = [method for method in list_methods(work) if not (moves and method is Method.NONE)]
+    assume(methods)
+    return build_schedule(work, degree, draw(st.sampled_from(methods)), draw(st.integers(1, 6)))

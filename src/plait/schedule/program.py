@@ -10,7 +10,7 @@ from plait.schedule.movement import Arrival, Gather, Reduction
 from plait.schedule.piece import Pieces, build_pieces
 from plait.schedule.step import Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step
 from plait.schedule.work import Work
-from plait.sharding import Interval, Kind
+from plait.sharding import Interval, Kind, build_split
 
 _NO_GATHER = Gather((), (), ())
 _RINGS = (Method.RING, Method.RING_TWO_WAY)
@@ -135,7 +135,12 @@ def _weave_all_reduce(work: Work, reduce: Flow, method: Method, chunks: int, ran
     is_bulk = method is Method.BULK
     pieces = build_pieces(reduce.split, 1 if is_bulk else chunks)
     recvs: list[Recv] = []
-    groups: list[_Group] = [(_Stage(pieces.chunks, pieces.degree).start, _multiply(work.summing, _every(work)))]
+    # The addends of the last chunk travel under one half of a GEMM that needs none of them, its sums under the other.
+    halves = build_split(work.num_rows, 2).intervals
+    groups: list[_Group] = [
+        (_Stage(pieces.chunks + half, pieces.degree).start, _multiply(work.summing, rows))
+        for half, rows in enumerate(halves)
+    ]
     last: list[Step] = []
     for index in range(pieces.chunks):
         stage, chunk = _Stage(index, pieces.degree), pieces.only(index)

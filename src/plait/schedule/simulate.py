@@ -170,9 +170,8 @@ class _Run:
             rank.wait_until(end_s)
             rank.position += 1
             rank.waits_for = None
-            kind = rank.program.flow(step.tensor).kind
             for track in (Track.SEND, Track.RECV):
-                self._note(rank, track, f"{kind} {step.tensor}", start_s, end_s)
+                self._note(rank, track, step, start_s, end_s)
         for rank in self.ranks:
             self._advance(rank)
 
@@ -194,9 +193,8 @@ class _Run:
         message = transfer.message
         source, target = self.ranks[message.source], self.ranks[message.target]
         transfer.left_s = source.free_s[Track.SEND] = target.free_s[Track.RECV] = time_s
-        name = f"{message.tensor}[{message.piece}]"
-        self._note(source, Track.SEND, f"{name} to {message.target}", start_s, time_s)
-        self._note(target, Track.RECV, f"{name} from {message.source}", start_s, time_s)
+        self._note(source, Track.SEND, message, start_s, time_s)
+        self._note(target, Track.RECV, message, start_s, time_s)
         if self.costs.contention:
             self._disturb((source, target), -1, time_s)
         source.unsent[message.tensor] -= 1
@@ -220,7 +218,8 @@ class _Run:
             rank.job = _Job(step, rank.now_s, seconds, rank.now_s)
             self._at(rank.now_s, partial(self._disturb, (rank,), 0))
             return False
-        self._note_compute(rank, step, rank.now_s, rank.now_s + seconds)
+        self._note(rank, Track.COMPUTE, step, rank.now_s, rank.now_s + seconds)
+        rank.now_s += seconds
         return True
 
     def _disturb(self, ranks: Sequence[_Rank], change: int, time_s: float) -> None:
@@ -240,16 +239,14 @@ class _Run:
     def _end_job(self, rank: _Rank, job: _Job, version: int, time_s: float) -> None:
         if rank.job is job and job.version == version:
             rank.job = None
-            self._note_compute(rank, job.step, job.start_s, time_s)
+            self._note(rank, Track.COMPUTE, job.step, job.start_s, time_s)
+            rank.now_s = time_s
             rank.position += 1
             self._advance(rank)
 
-    def _note_compute(self, rank: _Rank, step: Multiply | Add, start_s: float, end_s: float) -> None:
-        rank.now_s = end_s
-        name = f"{step.gemm}[{step.rows}]" if isinstance(step, Multiply) else f"add {step.tensor}[{step.piece}]"
-        self._note(rank, Track.COMPUTE, name, start_s, end_s)
-
-    def _note(self, rank: _Rank, track: Track, name: str, start_s: float, end_s: float) -> None:
+    def _note(
+        self, rank: _Rank, track: Track, what: Multiply | Add | Message | Collect, start_s: float, end_s: float
+    ) -> None:
         if end_s > start_s:
             rank.busy_s[track] += end_s - start_s
-            self.events.append(Event(rank.program.rank, track, name, start_s, end_s))
+            self.events.append(Event(rank.program.rank, track, what, start_s, end_s))

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
+
+from plait.schedule.step import Add, Collect, Message, Multiply
 
 
 class Track(StrEnum):
@@ -12,15 +15,28 @@ class Track(StrEnum):
     RECV = "recv"
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """Something that took time on one track of one rank."""
 
     rank: int
     track: Track
-    name: str
+    what: Multiply | Add | Message | Collect
     start_s: float
     end_s: float
+
+    @property
+    def name(self) -> str:
+        """What it was, for people."""
+        match self.what:
+            case Multiply(gemm, rows):
+                return f"{gemm}[{rows}]"
+            case Add(tensor, piece):
+                return f"add {tensor}[{piece}]"
+            case Message() as message:
+                peer = f"to {message.target}" if self.track is Track.SEND else f"from {message.source}"
+                return f"{message.tensor}[{message.piece}] {peer}"
+            case Collect(tensor):
+                return f"collect {tensor}"
 
 
 @dataclass(frozen=True)
