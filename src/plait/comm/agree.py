@@ -27,13 +27,18 @@ def share(value: ValueT, mesh: Mesh) -> list[ValueT]:
         return [value]
     size = dist.get_world_size()
     world = Axis("world", size, mesh.rank, tuple(range(size)), dist.group.WORLD, None)
-    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(mesh.device)
+    return share_over(value, world, mesh.device)
+
+
+def share_over(value: ValueT, axis: Axis, device: torch.device) -> list[ValueT]:
+    """As `share`, the values of all ranks of `axis`, in its order."""
+    own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
     lengths = collectives.all_gather(
-        torch.tensor([len(own)], device=mesh.device), world, build_split(size, size), label="share"
+        torch.tensor([len(own)], device=device), axis, build_split(axis.degree, axis.degree), label="share"
     )
     edges = [0, *accumulate(lengths.tolist())]
     split = Split(edges[-1], tuple(Interval(start, stop) for start, stop in pairwise(edges)))
-    gathered = bytes(collectives.all_gather(own, world, split, label="share").tolist())
+    gathered = bytes(collectives.all_gather(own, axis, split, label="share").tolist())
     return [pickle.loads(gathered[interval.start : interval.stop]) for interval in split.intervals]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import trace
+from plait.overlap.agree import Row, check_same_schedule
 from plait.overlap.transport.base import GatherSession, ReduceSession, Transport
 from plait.schedule.step import Add, Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step, Wait
 from plait.sharding import Interval, Kind
@@ -71,6 +72,7 @@ def execute(
 
     `shard` is what is gathered, the own rows `[T/tp, width]`; `addends` says what is reduced.
     """
+    _check_agreement(program, transport, shard, addends, label)
     gather: GatherSession | None = None
     reduce: ReduceSession | None = None
     for flow in program.flows:
@@ -97,9 +99,25 @@ def execute(
             exposed_s += end_s - start_s
         if observer is not None:
             observer.note(step, start_s, end_s)
-    return Outcome(
-        gather.full if gather else None, transport.keeps_memory, reduce.total if reduce else None, exposed_s
-    )
+    return Outcome(gather.full if gather else None, transport.keeps_memory, reduce.total if reduce else None, exposed_s)
+
+
+def _check_agreement(
+    program: Program, transport: Transport, shard: Tensor | None, addends: Addends | None, label: str
+) -> None:
+    rows: list[Row] = []
+    device = None
+    for flow in program.flows:
+        if flow.kind is Kind.ALL_GATHER:
+            assert shard is not None, (label, flow)
+            rows.append((shard.shape[1], shard.dtype))
+            device = shard.device
+        else:
+            assert addends is not None, (label, flow)
+            rows.append((addends.width, addends.dtype))
+            device = addends.device
+    if device is not None:
+        check_same_schedule(program, tuple(rows), transport.capability.name, transport.axis, device, label)
 
 
 def _take(step: Step, sessions: Mapping[str, Any]) -> None:

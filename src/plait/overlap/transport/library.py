@@ -51,9 +51,7 @@ class _Whole:
         """Nothing is left when a collective returns."""
 
     def _refuse(self, message: Message) -> ScheduleError:
-        return ScheduleError(
-            f"{self._label}: {message}: the library's collectives take no messages", hint="method none"
-        )
+        return ScheduleError(f"{self._label}: {message}: the library takes no messages", hint="its method is none")
 
 
 class _Gather(_Whole):
