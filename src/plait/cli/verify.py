@@ -12,7 +12,6 @@ from plait.comm.launch import LocalRanks
 from plait.config.load import load_run_config
 from plait.config.run import RunConfig
 from plait.errors import ConfigError
-from plait.overlap.receipt import build_receipt_table
 from plait.verify.report import build_table
 from plait.verify.runtime.memory import check_memory
 from plait.verify.runtime.parity import build_reference, check_parity
@@ -53,8 +52,7 @@ def command(source: str, overrides: Sequence[str], tp: int | None, no_sequence_p
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
-        console = Console(width=None if sys.stdout.isatty() else _TABLE_COLUMNS)
-        console.print(build_table(report), "", build_receipt_table(report.receipt), sep="\n")
+        Console(width=None if sys.stdout.isatty() else _TABLE_COLUMNS).print(build_table(report))
     return 0 if report.passed else 1
 
 

@@ -1,6 +1,6 @@
 """What computing and moving cost on one machine, as measured by `plait.overlap.probe`."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any, Self
 
@@ -90,7 +90,7 @@ class Rates:
         except (LookupError, TypeError) as error:
             raise ValueError(f"not rates: {error!r}") from error
         for part in (rates.gemm, rates.library, *rates.links):
-            for name, value in ((field.name, getattr(part, field.name)) for field in fields(part)):
+            for name, value in vars(part).items():
                 is_rate = name.endswith("_per_s")
                 if name != "transport" and not (
                     isinstance(value, int | float) and isfinite(value) and (value > 0 if is_rate else value >= 0)

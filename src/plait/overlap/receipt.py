@@ -79,10 +79,12 @@ class Receipt:
     """What one rank ran, a line for each pass that it came by.
 
     Attributes:
+        asked: what the config asks for.
         note: what there is to say instead of lines.
     """
 
     lines: list[Line] = field(default_factory=list)
+    asked: str = ""
     note: str | None = None
 
     def add_line(self, operation: Operation, site: Site, work: Work, choice: Choice, program: Program) -> Line:
@@ -90,16 +92,17 @@ class Receipt:
         num_messages, sent_bytes = _count_sent(site, work, program)
         line = Line(site.label, operation, work.num_rows, choice, num_messages, sent_bytes)
         self.lines.append(line)
+        self.asked = choice.asked
         return line
 
     def to_json(self) -> dict[str, Any]:
         """For files and programs."""
-        return {"note": self.note, "lines": [line.to_json() for line in self.lines]}
+        return {"asked": self.asked, "note": self.note, "lines": [line.to_json() for line in self.lines]}
 
 
 def build_empty_receipt(asked: str) -> Receipt:
     """The receipt of a model on one rank."""
-    return Receipt(note=f"overlap = {asked}: there is nothing to overlap on one rank (parallel.tp = 1)")
+    return Receipt(asked=asked, note="there is nothing to overlap on one rank (parallel.tp = 1)")
 
 
 def check_strict(receipt: Receipt) -> None:
@@ -129,11 +132,10 @@ def check_comparable(one: Receipt, other: Receipt) -> None:
     runs, other_runs = ({(line.label, *line.what_runs) for line in each.lines} for each in (one, other))
     if runs != other_runs:
         return
-    asked = [sorted({line.choice.asked for line in each.lines}) for each in (one, other)]
     ran = sorted({str(line.choice.way) for line in one.lines}) or ["nothing that could overlap"]
     raise ConfigError(
         f"these two runs cannot be compared, they did the same: {' and '.join(ran)} "
-        f"(asked for: {', '.join(asked[0]) or '-'} and {', '.join(asked[1]) or '-'})",
+        f"(asked for: {one.asked} and {other.asked})",
         hint="the receipts say why; overlap.strict=true refuses to run what was not asked for",
     )
 
@@ -173,12 +175,11 @@ def fold_lines(receipt: Receipt) -> Iterator[Fold]:
 def build_receipt_table(receipt: Receipt) -> RenderableType:
     """The receipt for a reader; layers that are alike are one row."""
     if not receipt.lines:
-        return Text(f"overlap: {receipt.note or 'no collective GEMM has run'}")
+        return Text(f"overlap = {receipt.asked}: {receipt.note or 'no collective GEMM has run'}")
     folds = list(fold_lines(receipt))
     reasons = list(dict.fromkeys(fold.first.choice.reason for fold in folds))
-    asked = " and ".join(dict.fromkeys(fold.first.choice.asked for fold in folds))
-    if asked == "disabled":
-        return Text(f"overlap = {asked}: every collective is the library's, and nothing is computed beside it")
+    if receipt.asked == "disabled":
+        return Text("overlap = disabled: every collective is the library's, and nothing is computed beside it")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("GEMM", overflow="fold")
     table.add_column("pass", no_wrap=True)
@@ -195,7 +196,7 @@ def build_receipt_table(receipt: Receipt) -> RenderableType:
             Text(f"({reasons.index(choice.reason) + 1})", style="" if choice.is_as_asked else "bold red"),
         )  # fmt: skip
     notes = [Text(f"({number}) {reason}", style="dim") for number, reason in enumerate(reasons, 1)]
-    return Group(Text(f"overlap = {asked}; what this rank waits for others in each pass"), table, *notes)
+    return Group(Text(f"overlap = {receipt.asked}; what this rank waits for others in each pass"), table, *notes)
 
 
 def _format_time(value_s: float | None) -> str:

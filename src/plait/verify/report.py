@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from plait.overlap.receipt import Receipt
+from plait.overlap.receipt import Receipt, build_receipt_table
 from plait.verify.static.budget import ErrorBudget
 from plait.verify.static.trace import TraceDifference
 
@@ -166,6 +166,8 @@ def build_table(report: Report) -> RenderableType:
         table.add_row(f"collectives of rank {trace.rank}", what, found, "", "", _mark(trace.passed))
     notes = (str(report.budget), _NOTE)
     parts: list[RenderableType] = [table, "", *(Text(note, style="dim") for note in notes)]
+    if report.subject.get("overlap", "disabled") != "disabled":
+        parts += ["", build_receipt_table(report.receipt)]
     parts += [Text(f"  {line}", style="red") for line in report.failures]
     return Group(*parts, "", Text(report.verdict, style="bold green" if report.passed else "bold red"))
 
