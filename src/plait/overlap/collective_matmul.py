@@ -6,17 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from plait.comm.mesh import Mesh
 from plait.config.overlap import OverlapConfig
+from plait.dtype import DType
+from plait.overlap.choice import LIBRARY
 from plait.overlap.execute import Addends, Observer, Outcome, Rows, execute
+from plait.overlap.probe import find_rates
+from plait.overlap.rates import Rates
 from plait.overlap.receipt import Line, Receipt
-from plait.overlap.select import check_transport, choose
+from plait.overlap.select import check_transport, choose, needs_rates
 from plait.overlap.site import Site
 from plait.overlap.transport.base import Transport
 from plait.overlap.transport.library import LibraryTransport
 from plait.overlap.transport.ring import RingTransport
+from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
 from plait.schedule.program import build_program
 from plait.schedule.step import Program
 from plait.schedule.work import Operation, Work, derive_work
@@ -78,13 +84,19 @@ class CollectiveMatmul:
     """
 
     def __init__(self, mesh: Mesh, config: OverlapConfig) -> None:
+        if config.policy != "disabled" and config.transport in ("auto", "shm"):
+            mesh.share_memory()
         self.axis = mesh.tp
+        self.device = mesh.device
         self.config = config
         self.receipt = Receipt()
-        self.transports: dict[str, Transport] = {"library": LibraryTransport(self.axis)}
+        self.transports: dict[str, Transport] = {LIBRARY: LibraryTransport(self.axis)}
         if self.axis.group is not None:
             self.transports["ring"] = RingTransport(self.axis)
-        self._reachable: dict[str, str | None] = dict.fromkeys(self.transports)
+        if self.axis.shared is not None:
+            self.transports["shm"] = SharedMemoryTransport(self.axis)
+        self._reachable = {"shm": describe_lack(self.axis), **dict.fromkeys(self.transports)}
+        self._rates: dict[DType, Rates] = {}
         check_transport(config, self._reachable)
         self.chosen: dict[Pass, Chosen] = {}
         self.instrument: Instrument | None = None
@@ -114,7 +126,13 @@ class CollectiveMatmul:
             needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
         )  # fmt: skip
         capable = {name: transport.capability.methods for name, transport in self.transports.items()}
-        choice = choose(self.config, what.site, work, reachable=self._reachable, rates=None, capable=capable)
+        rates = self._find_rates(what.site.dtype) if work.flows and needs_rates(self.config) else None
+        choice = choose(self.config, what.site, work, reachable=self._reachable, rates=rates, capable=capable)
         program = build_program(work, choice.method, choice.chunks, self.axis.rank)
         line = self.receipt.add_line(what.operation, what.site, work, choice, program)
         return Chosen(work, program, self.transports[choice.transport], line)
+
+    def _find_rates(self, dtype: DType) -> Rates:
+        if dtype not in self._rates:
+            self._rates[dtype] = find_rates(self.transports, self.axis, device=self.device, dtype=getattr(torch, dtype))
+        return self._rates[dtype]
