@@ -1,10 +1,10 @@
 """The arena: a file in memory that all ranks of an axis map. It has no name once they do, so nothing can be left."""
 
 import ctypes
+import mmap
 import os
 import secrets
 import weakref
-from mmap import MAP_POPULATE, MAP_SHARED, PAGESIZE, mmap
 from pathlib import Path
 
 import torch
@@ -64,17 +64,20 @@ class Arena:
         """Give memory of `extend` back to the system; what it holds is lost to all ranks."""
         start = self._starts.pop(memory.data_ptr())
         if self._flags.rank == 0:
-            _fallocate(self._file, _PUNCH_HOLE, start, memory.numel())
+            _punch(self._file, start, memory.numel())
 
     @staticmethod
     def round_up(num_bytes: int) -> int:
         """A size that is not outgrown at once: whole pages, up to a quarter more."""
-        unit = max(PAGESIZE, 1 << max(0, num_bytes.bit_length() - 3))
+        unit = max(mmap.PAGESIZE, 1 << max(0, num_bytes.bit_length() - 3))
         return max(1, -(-num_bytes // unit)) * unit
 
 
-_fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-_fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+def _punch(file: int, start: int, num_bytes: int) -> None:
+    """Make a hole; a kernel that cannot leaves the memory where it is."""
+    ctypes.CDLL(None).fallocate(
+        ctypes.c_int(file), ctypes.c_int(_PUNCH_HOLE), ctypes.c_int64(start), ctypes.c_int64(num_bytes)
+    )
 
 
 def create_file(num_bytes: int, end: bytes) -> Path:
@@ -96,9 +99,9 @@ def create_file(num_bytes: int, end: bytes) -> Path:
     return path
 
 
-def map_file(file: int, num_bytes: int, start: int = 0) -> mmap:
+def map_file(file: int, num_bytes: int, start: int = 0) -> mmap.mmap:
     """The bytes of a file as memory, present at once: a first touch of each page would be a fault of its own."""
-    return mmap(file, num_bytes, flags=MAP_SHARED | MAP_POPULATE, offset=start)
+    return mmap.mmap(file, num_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), offset=start)
 
 
 def describe_room(num_bytes: int) -> str:

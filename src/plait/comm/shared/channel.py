@@ -102,7 +102,7 @@ class Channel:
         )
         notes = range(self.addends[-1].stop, first + self.num_lines(degree) * LINE_WORDS, _NOTE_LINES * LINE_WORDS)
         self._notes = notes[:degree], notes[degree:]
-        flags.on_wait.append(self._compare)
+        flags.check_also(self._compare)
 
     @staticmethod
     def num_lines(degree: int) -> int:

@@ -1,10 +1,12 @@
 """Flags: numbers in shared memory that only grow, each written by one rank and waited for by others."""
 
 import ctypes
+import os
 import time
 from collections.abc import Callable, Sequence
 from mmap import mmap
 from threading import Lock
+from weakref import WeakMethod
 
 from plait.comm import trace
 from plait.comm.shared import futex
@@ -15,8 +17,12 @@ WORD_BYTES = 8
 LINE_WORDS = 8
 """A flag has a cache line of its own, so that writing it disturbs nobody who waits for another."""
 
-_SPINS = 200
-"""Looks before falling asleep: about the 10 us that a sleep and its wake-up cost."""
+_FEW_SPINS, _MANY_SPINS = 200, 2000
+"""Looks before falling asleep, about 10 and 100 us. Waking up takes so long that the other rank, if it looks only a few
+times, falls asleep itself, and so on for ever; if it is busy for long, many looks only take time from it."""
+
+_SHORT_S = 300e-6
+"""A sleep that is so short was not worth it."""
 
 
 class Flags:
@@ -26,7 +32,6 @@ class Flags:
 
     Attributes:
         ranks: global ranks on the axis, in order.
-        on_wait: asked now and then by a rank that waits, to raise what shows that it waits in vain.
     """
 
     def __init__(
@@ -35,12 +40,15 @@ class Flags:
         self.rank, self.degree = rank, len(ranks)
         self.bytes = memoryview(memory)
         self.words = self.bytes.cast("Q")
-        self.on_wait: list[Callable[[], None]] = []
+        self._checks: list[WeakMethod[Callable[[], None]]] = []
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.ranks, self._peers, self._timeout_s = tuple(ranks), peers, timeout_s
         self._none_asleep = bytes(self.degree)
         self._taken = self.lines_of_sleepers(self.degree)
         self._fence = Lock()
+        # Where ranks share a core, one that looks keeps the other from doing what is looked for.
+        self._spins, has_cores = _FEW_SPINS, len(os.sched_getaffinity(0)) >= self.degree
+        self._most_spins = _MANY_SPINS if has_cores else _FEW_SPINS
 
     @staticmethod
     def lines_of_sleepers(degree: int) -> int:
@@ -52,6 +60,10 @@ class Flags:
         first = self._taken * LINE_WORDS
         self._taken += num_lines
         return first
+
+    def check_also(self, check: Callable[[], None]) -> None:
+        """Call the method `check` now and then while waiting, for as long as its object lives; it may raise."""
+        self._checks.append(WeakMethod(check))
 
     def raise_to(self, word: int, value: int) -> None:
         """Let `word`, which only this rank writes, be `value`, after everything this rank has written before."""
@@ -67,16 +79,18 @@ class Flags:
 
         Raises:
             TransportTimeout: it was not in time.
-            TransportError: a rank of the axis has died.
+            TransportError: that rank has died.
         """
         words = self.words
-        for _ in range(_SPINS):
+        for _ in range(self._spins):
             if words[word] >= value:
                 return
-        start = time.monotonic()
+        start, waited_s = time.monotonic(), 0.0
         while words[word] < value:
             self._sleep(word, value)
-            self._check(word, value, rank, time.monotonic() - start)
+            waited_s = time.monotonic() - start
+            self._check(word, value, rank, waited_s)
+        self._spins = min(2 * self._spins, self._most_spins) if waited_s < _SHORT_S else _FEW_SPINS
 
     def _sleep(self, word: int, value: int) -> None:
         self.bytes[self.rank] = 1
@@ -90,19 +104,20 @@ class Flags:
             self.bytes[self.rank] = 0
 
     def _check(self, word: int, value: int, rank: int, waited_s: float) -> None:
-        if self.words[word] >= value or waited_s < futex.SLEEP_S:
+        """Raise if the wait is in vain."""
+        if waited_s < futex.SLEEP_S:
             return
-        for check in self.on_wait:
-            check()
-        gone = [self.ranks[at] for at, peer in enumerate(self._peers) if at != self.rank and peer.is_gone()]
+        for find_check in self._checks:
+            if (check := find_check()) is not None:
+                check()
+        # Others may leave when their part is done, so it is only this one who has to be there.
+        is_gone = self._peers[rank].is_gone()
         if self.words[word] >= value:
             return
-        if gone:
-            raise TransportError(
-                f"{trace.identity()}: {trace.last_collective()} failed: rank {', '.join(map(str, gone))} has died"
-            )
+        failed = f"{trace.identity()}: {trace.last_collective()} failed"
+        if is_gone:
+            raise TransportError(f"{failed}: rank {self.ranks[rank]} has died")
         if waited_s > (limit_s := self._timeout_s()):
             raise TransportTimeout(
-                f"{trace.identity()}: {trace.last_collective()} failed: timed out, "
-                f"rank {self.ranks[rank]} did not do its part within {limit_s:.0f} s"
+                f"{failed}: timed out, rank {self.ranks[rank]} did not do its part within {limit_s:g} s"
             )

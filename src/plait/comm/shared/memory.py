@@ -17,7 +17,7 @@ from plait.comm.shared.channel import Channel
 from plait.comm.shared.collectives import SharedCollectives
 from plait.comm.shared.flags import LINE_WORDS, WORD_BYTES, Flags
 from plait.comm.shared.peer import Peer
-from plait.errors import TransportError
+from plait.errors import TransportError, TransportTimeout
 
 _TOKEN_BYTES = 16
 _NUM_CHANNELS = 3
@@ -93,11 +93,10 @@ def _num_control_bytes(degree: int) -> int:
 def _offer(rank: int, num_bytes: int) -> _Offer:
     if (lack := futex.describe_lack()) is not None:
         return _Offer(lack=lack)
-    if rank:
-        return _Offer(Peer.own())
     token = secrets.token_bytes(_TOKEN_BYTES)
     try:
-        return _Offer(Peer.own(), create_file(num_bytes, token), token)
+        own = Peer.own()
+        return _Offer(own) if rank else _Offer(own, create_file(num_bytes, token), token)
     except FileNotFoundError as error:
         return _Offer(lack=f"there is no {error.filename}")
     except OSError as error:
@@ -123,7 +122,8 @@ def _exchange(said: Said, group: dist.ProcessGroup) -> list[Said]:
     try:
         dist.all_gather_object(heard, said, group=group)
     except RuntimeError as error:
-        raise TransportError(f"{trace.identity()}: ranks could not agree on shared memory: {error}") from error
+        kind = TransportTimeout if "timed out" in str(error).lower() else TransportError
+        raise kind(f"{trace.identity()}: ranks could not agree on shared memory: {error}") from error
     return heard
 
 

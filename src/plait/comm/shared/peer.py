@@ -33,6 +33,8 @@ class Peer:
             stat = _read_stat(self.pid)
         except (FileNotFoundError, ProcessLookupError):
             return True
+        except OSError:
+            return False
         return stat[_STARTED] != self.started or stat[_STATE] in "ZX"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from plait.comm import trace
 from plait.comm.mesh import Axis
 from plait.comm.shared.channel import Channel, Plan
-from plait.comm.shared.collectives import combine
+from plait.comm.shared.collectives import SLICED_BYTES, combine
 from plait.errors import ScheduleError, ShardingError
 from plait.overlap.transport.base import Capability
 from plait.schedule.piece import Piece
@@ -89,13 +89,12 @@ class _Session:
     def flush(self) -> None:
         """What was written stays; it is overwritten in the next run but one, when nobody reads it any more."""
 
-    def _publish(self, word: int, piece: Piece) -> None:
-        """Raise a flag to the end of a piece, unless it was raised for another rank already."""
-        rows, before = piece.rows, self._flags.words[word]
-        value = self._turn + rows.stop
+    def _publish(self, word: int, rows: Interval, first: int) -> None:
+        """Raise a flag, whose rows begin with `first`, to the end of `rows`; it may have been raised for another rank."""
+        before, value = self._flags.words[word], self._turn + rows.stop
         if before >= value:
             return
-        if before != self._turn + rows.start and rows.start != self._intervals[piece.owner].start:
+        if before != self._turn + rows.start and rows.start != first:
             raise ScheduleError(f"{self._label}: {self._flow.tensor}[{rows}] was sent before the rows ahead of it")
         self._flags.raise_to(word, value)
 
@@ -121,11 +120,8 @@ class _Gather(_Session):
 
     def __init__(self, axis: Axis, channel: Channel, flow: Flow, width: int, dtype: torch.dtype, label: str) -> None:
         super().__init__(axis, channel, flow, label, width * dtype.itemsize)
-        self._plan = Plan(self._plan_text(width, dtype), [(flow.split.size, width)], dtype, self._find_own, flow)
-
-    def _find_own(self, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-        (full,) = tensors
-        return full, full[self._own.start : self._own.stop]
+        text, shape = self._plan_text(width, dtype), (flow.split.size, width)
+        self._plan = Plan(text, [shape], dtype, partial(_add_own, self._own), flow)
 
     def open(self, x_shard: Tensor) -> None:
         """Begin a run."""
@@ -139,7 +135,7 @@ class _Gather(_Session):
         own.copy_(x_shard)
 
     def send(self, message: Message) -> None:
-        self._publish(self._channel.values[self._rank], message.piece)
+        self._publish(self._channel.values[self._rank], message.piece.rows, self._own.start)
         self._note_sent(message)
 
     def wait(self, message: Message) -> None:
@@ -149,9 +145,15 @@ class _Gather(_Session):
     def collect(self) -> None:
         flow = self._flow
         trace.issue(flow.kind, self._axis, self.full.shape, self.full.dtype, 0, "sum", self._label)
-        self._publish(self._channel.values[self._rank], Piece(self._rank, 0, self._own))
+        self._publish(self._channel.values[self._rank], self._own, self._own.start)
         for rank in self._channel.others:
             self._wait(self._channel.values[rank], self._intervals[rank], rank)
+
+
+def _add_own(own: Interval, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """A gathered tensor and its own rows."""
+    (full,) = tensors
+    return full, full[own.start : own.stop]
 
 
 class _Half:
@@ -204,7 +206,9 @@ class _Reduce(_Session):
         self.total = self.partial.new_empty(len(self._kept), self.partial.shape[1])
 
     def send(self, message: Message) -> None:
-        self._publish(self._word(message.content, self._rank, message.target), message.piece)
+        piece = message.piece
+        word = self._word(message.content, self._rank, message.target)
+        self._publish(word, piece.rows, self._intervals[piece.owner].start)
         self._note_sent(message)
 
     def wait(self, message: Message) -> None:
@@ -217,34 +221,48 @@ class _Reduce(_Session):
     def add(self, piece: Piece, ranks: tuple[int, ...]) -> None:
         rows = piece.rows
         cut, total = self._half.cut(rows), self._rows_of_total(rows)
-        addends = [cut[rank] for rank in ranks]
-        if self._carrier is total.dtype:
-            combine(addends, out=total)
-        else:
-            total.copy_(combine([addend.to(self._carrier) for addend in addends]))
+        self._sum([cut[rank] for rank in ranks], total)
         if self._is_everywhere:
             cut[-1].copy_(total)
 
     def collect(self) -> None:
         flow = self._flow
         trace.issue(flow.kind, self._axis, self.partial.shape, self._carrier, 0, "sum", self._label)
-        own, others = Piece(self._rank, 0, self._own), self._channel.others
+        if self._is_everywhere and (self._axis.degree == 2 or self.partial.nbytes < SLICED_BYTES):
+            self._sum_everywhere()
+            return
+        own, others = self._own, self._channel.others
         for rank in others:
-            self._publish(self._word(Content.ADDEND, self._rank, rank), Piece(rank, 0, self._intervals[rank]))
+            rows = self._intervals[rank]
+            self._publish(self._word(Content.ADDEND, self._rank, rank), rows, rows.start)
         for rank in others:
-            self._wait(self._word(Content.ADDEND, rank, self._rank), self._own, rank)
-        self.add(own, tuple(range(self._axis.degree)))
+            self._wait(self._word(Content.ADDEND, rank, self._rank), own, rank)
+        self.add(Piece(self._rank, 0, own), tuple(range(self._axis.degree)))
         if not self._is_everywhere:
             return
-        self._publish(self._channel.values[self._rank], own)
+        self._publish(self._channel.values[self._rank], own, own.start)
         for rank in others:
             rows = self._intervals[rank]
             self._wait(self._channel.values[rank], rows, rank)
             self._rows_of_total(rows).copy_(self._half.cut(rows)[-1])
 
+    def _sum_everywhere(self) -> None:
+        """Sum all rows for this rank alone: one wait instead of two, and for two ranks no more to read and write."""
+        values = self._channel.values
+        self._publish(values[self._rank], self._kept, 0)
+        for rank in self._channel.others:
+            self._wait(values[rank], self._kept, rank)
+        self._sum(self._half.addends, self.total)
+
     def _word(self, content: Content, source: int, target: int) -> int:
         """The flag of a message: a sum is for all, an addend for the owner of its rows."""
         return self._channel.values[source] if content is Content.VALUE else self._channel.addends[source][target]
+
+    def _sum(self, addends: list[Tensor], total: Tensor) -> None:
+        if self._carrier is total.dtype:
+            combine(addends, out=total)
+        else:
+            total.copy_(combine([addend.to(self._carrier) for addend in addends]))
 
     def _rows_of_total(self, rows: Interval) -> Tensor:
         start = rows.start - self._kept.start
