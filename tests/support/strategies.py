@@ -55,9 +55,10 @@ EXITS = {True: derive_transition(Partial(), Shard(0)), False: derive_transition(
 
 
 @st.composite
-def works(draw: st.DrawFn, *, max_degree: int = 8, max_rows: int = 40) -> tuple[Work, int]:
+def works(draw: st.DrawFn, *, max_degree: int = 8, max_rows: int = 40, even: bool = False) -> tuple[Work, int]:
     """What any pass of any linear has to do, and among how many ranks; fewer rows than ranks and no rows included."""
-    degree, num_rows = draw(st.integers(1, max_degree)), draw(st.integers(0, max_rows))
+    degree = draw(st.integers(1, max_degree))
+    num_rows = degree * draw(st.integers(0, max_rows // degree)) if even else draw(st.integers(0, max_rows))
     entry, exit = draw(st.sampled_from([(ENTRIES[mode], EXITS[mode]) for mode in (True, False)]))
     needs = draw(st.sampled_from([{}, {"needs_wgrad": False}, {"needs_dgrad": False}]))
     derive = draw(
@@ -88,9 +89,11 @@ def build_schedule(work: Work, degree: int, method: Method, chunks: int) -> Sche
 
 
 @st.composite
-def schedules(draw: st.DrawFn, *, max_degree: int = 8, max_rows: int = 40, moves: bool = False) -> Schedule:
-    """Any schedule there is; with `moves`, one that moves something piece by piece."""
-    work, degree = draw(works(max_degree=max_degree, max_rows=max_rows))
+def schedules(
+    draw: st.DrawFn, *, max_degree: int = 8, max_rows: int = 40, moves: bool = False, even: bool = False
+) -> Schedule:
+    """Any schedule there is; with `moves`, one that moves something piece by piece, with `even`, one of equal ranks."""
+    work, degree = draw(works(max_degree=max_degree, max_rows=max_rows, even=even))
     methods = [method for method in list_methods(work) if not (moves and method is Method.NONE)]
     assume(methods)
     return build_schedule(work, degree, draw(st.sampled_from(methods)), draw(st.integers(1, 6)))

@@ -91,21 +91,24 @@ def _weave_gather(work: Work, flow: Flow, method: Method, chunks: int, rank: int
 
 
 def _weave_reduction(work: Work, reduce: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
-    """Rows of other owners are computed first and sent off; what is gathered beside is for the GEMM behind."""
-    is_bulk = method is Method.BULK
+    """Rows of other owners are computed first and sent off; what is gathered beside is for the GEMM behind.
+
+    Directly, all of a gather is sent at the start, to be there in time. Round a ring it begins behind the addends: it
+    has to be passed on again and again, which the first GEMM would have to wait for as well.
+    """
+    is_bulk, is_ring = method is Method.BULK, method in _RINGS
     pieces = build_pieces(reduce.split, 1 if is_bulk else chunks)
-    # What there is of a gather at the start goes first. What a ring passes on is left to the GEMM that reads it: in the
-    # first, nobody has time to wait for more than addends.
-    first, num = pieces.chunks if method in _RINGS else pieces.num_rounds, pieces.num_rounds
+    earlier, later = range(pieces.num_rounds), range(pieces.num_rounds, 2 * pieces.num_rounds)
     gather = _NO_GATHER
     if work.gather is not None:
-        gather = _GATHERS[method](work.gather.tensor, pieces, rank, [*range(first), *range(first + num, 2 * num)])
-    reduction = _REDUCTIONS[method](reduce.tensor, pieces, rank, range(first, first + num))
+        gather = _GATHERS[method](work.gather.tensor, pieces, rank, later if is_ring else earlier)
+    reduction = _REDUCTIONS[method](reduce.tensor, pieces, rank, earlier if is_ring else later)
     own, every = reduce.split.intervals[rank], _every(work)
-    steps = [*_post([*gather.recvs, *reduction.recvs]), *gather.sends]
+    steps = [*_post([*gather.recvs, *reduction.recvs]), *(() if is_ring else gather.sends)]
     steps += _multiply(work.rowwise, every) if is_bulk else []
     for piece, after in reduction.others:
         steps += [*([] if is_bulk else _multiply(work.rowwise, piece.rows)), *after]
+    steps += gather.sends if is_ring else ()
     steps += [] if is_bulk else _multiply(work.rowwise, own)
     steps += _multiply(work.summing, own if work.gather else every)
     for rows, arrivals in _join(gather):
@@ -115,18 +118,18 @@ def _weave_reduction(work: Work, reduce: Flow, method: Method, chunks: int, rank
 
 
 def _join(gather: Gather) -> list[tuple[Interval, list[Arrival]]]:
-    """Rows that come one behind the other, for a GEMM that sums over them and need not be cut as fine as what moves.
+    """The rows of an owner together, for a GEMM that sums over them: it need not be cut as fine as what moves.
 
     But what comes last is not joined: there is nothing else to compute until it is all there.
     """
     joined: list[tuple[Interval, list[Arrival]]] = []
     for arrival in gather.arrivals:
-        rows = arrival[0].rows
-        if joined and joined[-1][0].stop == rows.start and arrival[0].owner != gather.arrivals[-1][0].owner:
-            before, arrivals = joined.pop()
-            joined.append((Interval(before.start, rows.stop), [*arrivals, arrival]))
+        piece, last = arrival[0], gather.arrivals[-1][0]
+        before, arrivals = joined[-1] if joined else (Interval(0, 0), [])
+        if arrivals and arrivals[-1][0].owner == piece.owner != last.owner and before.stop == piece.rows.start:
+            joined[-1] = (Interval(before.start, piece.rows.stop), [*arrivals, arrival])
         else:
-            joined.append((rows, [arrival]))
+            joined.append((piece.rows, [arrival]))
     return joined
 
 
