@@ -16,7 +16,7 @@ class Site:
     Attributes:
         label: its name in traces and receipts.
         width: features of the tensor that moves.
-        features: this rank's features on the other side, of all linears of the group together.
+        features: of the rank that has most, on the other side, of all linears of the group together.
         dtype: of the operands and of what is gathered.
         reduce_dtype: in which sums over ranks are carried; `dtype` unless given.
     """
