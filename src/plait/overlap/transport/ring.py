@@ -4,7 +4,8 @@ In configs it is named "ring". It executes every method; with method none it mov
 which is the same way between the ranks without overlap.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,16 +16,20 @@ from plait.overlap.transport.host import HostLink
 from plait.overlap.transport.link import Link
 from plait.overlap.transport.piecewise import PiecewiseGather, PiecewiseReduce
 from plait.overlap.transport.pool import Pool
+from plait.overlap.transport.stream import Stalls, StreamLink
 from plait.schedule.step import Flow, Method
 
 
 class RingTransport:
-    """Sends and receives over the process group of an axis of more than one rank, by default over gloo."""
+    """Sends and receives over the process group of an axis of more than one rank.
+
+    `build_link` is for other links than those of torch.distributed to the device of the tensors.
+    """
 
     capability = Capability("ring", frozenset({"cpu", "cuda"}), frozenset(Method))
     keeps_memory = False
 
-    def __init__(self, axis: Axis, build_link: Callable[[Axis], Link] = HostLink) -> None:
+    def __init__(self, axis: Axis, build_link: Callable[[Axis], Link] | None = None) -> None:
         self.axis = axis
         self._build_link = build_link
         self._links: dict[torch.device, Link] = {}
@@ -41,7 +46,23 @@ class RingTransport:
         partial = self._pool.take(flow.split.size, width, dtype, device)
         return PiecewiseReduce(flow, partial, self.axis, self._link_to(device), self._pool, label)
 
+    @contextmanager
+    def measure_stalls(self, device: torch.device) -> Iterator[Stalls]:
+        """Measure inside the block how long the computing stream of a CUDA device stands still."""
+        link = self._link_to(device)
+        assert isinstance(link, StreamLink), f"{device} computes on its host, whose waits the interpreter measures"
+        link.stalls = stalls = Stalls()
+        try:
+            yield stalls
+        finally:
+            link.stalls = None
+
     def _link_to(self, device: torch.device) -> Link:
         if device not in self._links:
-            self._links[device] = self._build_link(self.axis)
+            build = self._build_link
+            self._links[device] = _build_link(self.axis, device) if build is None else build(self.axis)
         return self._links[device]
+
+
+def _build_link(axis: Axis, device: torch.device) -> Link:
+    return StreamLink(axis, device) if device.type == "cuda" else HostLink(axis)
