@@ -108,6 +108,17 @@ def test_sums_are_taken_in_rank_order_in_the_dtype_that_carries_them(ranks, carr
     ranks(4).call(add_up_reals, carrier=carrier)
 
 
+def reduce_in_and_out_of_inference_mode() -> None:
+    axis = build_axis()
+    for is_inference in (True, False):
+        with torch.inference_mode(is_inference):
+            assert collectives.all_reduce(torch.ones(3), axis).tolist() == [2.0] * 3
+
+
+def test_memory_that_is_first_used_in_inference_mode_serves_outside_it(ranks) -> None:
+    ranks(2).call(reduce_in_and_out_of_inference_mode)
+
+
 def gather_shared_heads() -> None:
     axis = build_axis()
     split = build_head_splits(4, 2, 3, axis.degree).kv

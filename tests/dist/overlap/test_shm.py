@@ -1,17 +1,28 @@
 """Shared memory: every pass of a linear by every method that it can execute, and what is sent for it."""
 
+import gc
+import os
 import random
+import re
 import time
+from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import pytest
+import torch
 
 from plait.comm import trace
+from plait.comm.launch import LocalRanks
 from plait.comm.mesh import Axis, build_mesh
-from plait.overlap.transport.shm import SharedMemoryTransport
-from plait.schedule.step import Method, Step
-from plait.sharding import MeshShape
-from tests.support.collective_gemm import Case, list_runs, run_case
+from plait.comm.shared.arena import FOLDER
+from plait.errors import ScheduleError, TransportError
+from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
+from plait.schedule.piece import build_pieces
+from plait.schedule.step import Content, Flow, Message, Method, Step
+from plait.sharding import Kind, MeshShape, build_split
+from tests.support.collective_gemm import Case, list_cases, list_runs, run_case
+from tests.support.lone_mesh import build_lone_mesh
 
 METHODS = SharedMemoryTransport.capability.methods
 
@@ -22,6 +33,18 @@ def build_axis(degree: int) -> Axis:
 
 def list_own_runs(num_rows: int, degree: int, chunks: tuple[int, ...]) -> list[tuple[Case, Method, int]]:
     return [run for run in list_runs(num_rows, degree, chunks) if run[1] in METHODS]
+
+
+def run_in_and_out_of_inference_mode(degree: int) -> None:
+    transport = SharedMemoryTransport(build_axis(degree))
+    for is_inference in (True, False):
+        for case, method, chunks in list_own_runs(7, degree, (3,)):
+            with torch.inference_mode(is_inference):
+                assert run_case(case, method, chunks, transport).wrong == []
+
+
+def test_memory_that_is_first_used_in_inference_mode_serves_outside_it(ranks) -> None:
+    ranks(2).call(run_in_and_out_of_inference_mode, degree=2)
 
 
 def run_all(degree: int, num_rows: int, chunks: tuple[int, ...]) -> int:
@@ -64,13 +87,13 @@ class Sleeper:
             time.sleep(self._random.random() ** 2 * self._longest_s)
 
 
-def run_with_pauses(degree: int, seed: int, num_runs: int, longest_s: float) -> int:
+def run_with_pauses(degree: int, sizes: tuple[int, ...], num_runs: int, longest_s: float) -> int:
     """Passes in any order, sizes in any order; nothing may be read too early or overwritten too soon."""
     axis = build_axis(degree)
     transport = SharedMemoryTransport(axis)
     sleeper = Sleeper(axis.rank, longest_s)
-    runs = [run for num_rows in (3, 12, 90) for run in list_own_runs(num_rows, degree, (1, 4))]
-    drawn = random.Random(seed).choices(runs, k=num_runs)
+    runs = [run for num_rows in sizes for run in list_own_runs(num_rows, degree, (1, 4))]
+    drawn = random.Random(5).choices(runs, k=num_runs)
     for case, method, chunks in drawn:
         run = run_case(case, method, chunks, transport, observer=sleeper)
         assert run.wrong == [], (run.wrong, case, method, chunks)
@@ -78,5 +101,84 @@ def run_with_pauses(degree: int, seed: int, num_runs: int, longest_s: float) -> 
 
 
 @pytest.mark.parametrize("degree", [2, 3])
-def test_ranks_that_are_far_ahead_or_behind_change_nothing(ranks, degree: int) -> None:
-    assert ranks(degree).call(run_with_pauses, degree=degree, seed=5, num_runs=300, longest_s=0.02) == [300] * degree
+@pytest.mark.parametrize("sizes", [(3, 12, 90), (1, 2)], ids=["all_have_rows", "some_have_none"])
+def test_ranks_that_are_far_ahead_or_behind_change_nothing(ranks, degree: int, sizes: tuple[int, ...]) -> None:
+    """A rank whose rows nobody needs, as it has none, is one that nobody waits for."""
+    done = ranks(degree).call(run_with_pauses, degree=degree, sizes=sizes, num_runs=300, longest_s=0.02)
+    assert done == [300] * degree
+
+
+def use_and_drop() -> list[str]:
+    transport = SharedMemoryTransport(build_axis(2))
+    for case, method, chunks in list_own_runs(7, 2, (3,)):
+        assert run_case(case, method, chunks, transport).wrong == []
+    gc.collect()
+    gc.disable()
+    del transport
+    left = [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{FOLDER}/plait-" in line]
+    gc.enable()
+    return left
+
+
+def test_memory_goes_with_the_transport_and_its_axis(ranks) -> None:
+    assert ranks(2).call(use_and_drop) == [[], []]
+
+
+def gather_others(widths: tuple[int, ...], label: str) -> None:
+    axis = build_axis(len(widths))
+    flow = Flow("x", Kind.ALL_GATHER, build_split(6, axis.degree))
+    transport = SharedMemoryTransport(axis)
+    shard = torch.ones(flow.split.lengths[axis.rank], widths[axis.rank])
+    transport.open_gather(flow, shard, f"{label}{axis.rank if label else ''}").collect()
+
+
+@pytest.mark.parametrize(("widths", "label"), [((3, 4), ""), ((3, 4000), ""), ((3, 3), "layers.")])
+def test_ranks_that_move_something_else_are_told_so(ranks, widths: tuple[int, int], label: str) -> None:
+    with pytest.raises(TransportError, match=r"all_gather x .*: \[0:3, 3:6\] x 3 torch.float32 here, but all_gather x"):
+        ranks(2).call(gather_others, widths=widths, label=label)
+
+
+def send_out_of_order() -> None:
+    axis = build_axis(2)
+    flow = Flow("x", Kind.ALL_GATHER, build_split(6, 2))
+    session = SharedMemoryTransport(axis).open_gather(flow, torch.ones(3, 1), "here")
+    last = build_pieces(flow.split, 3).find(axis.rank, 2)
+    assert last is not None
+    session.send(Message("x", Content.VALUE, last, axis.rank, 1 - axis.rank, 0))
+
+
+def test_a_flag_cannot_skip_rows(ranks) -> None:
+    """It says that all rows up to some can be read."""
+    with pytest.raises(ScheduleError, match=r"here: x\[2:3\] was sent before the rows ahead of it"):
+        ranks(2).call(send_out_of_order)
+
+
+def die_in_a_gemm() -> None:
+    transport = SharedMemoryTransport(build_axis(2))
+    case = next(case for case in list_cases(12, 2) if case.direction == "backward")
+    for step in range(5):
+        if step == 4 and transport.axis.rank == 1:
+            os.kill(os.getpid(), SIGKILL)
+        run_case(case, Method.DIRECT, 3, transport, label="layers.0")
+
+
+def test_a_rank_that_is_killed_is_named() -> None:
+    with LocalRanks(2, timeout_s=60, device_type="cpu") as ranks:
+        pids, start = ranks.call(os.getpid), time.monotonic()
+        with pytest.raises(TransportError, match="rank 1 .*died: killed by SIGKILL") as caught:
+            ranks.call(die_in_a_gemm)
+        assert time.monotonic() - start < 8
+    assert re.search(r"reduce_scatter .*layers.0.* failed: rank 1 has died", str(caught.value))
+    assert [path for pid in pids for path in FOLDER.glob(f"plait-{pid}-*")] == []
+
+
+def reason_without() -> str | None:
+    return describe_lack(build_mesh(MeshShape(tp=2)).tp)
+
+
+def test_who_has_no_shared_memory_says_why(ranks) -> None:
+    assert ranks(2).call(reason_without) == ["it was not asked for"] * 2
+    assert describe_lack(build_lone_mesh(1).tp) == "it was not asked for"
+    lone = build_lone_mesh(1)
+    lone.share_memory()
+    assert describe_lack(lone.tp) == "it has one rank"

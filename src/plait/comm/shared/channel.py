@@ -126,11 +126,12 @@ class Channel:
         self.flags.bytes[text : text + _TEXT_BYTES] = plan.text
         words[note + 1] = plan.hash
         words[note] = number
-        if plan.num_bytes > self._capacity or self._retired is not None:
-            self._fit(plan.num_bytes)
-        if plan.memory is not self._halves:
-            assert self._halves is not None, plan.text
-            plan.lay_out(self._halves)
+        if plan.memory is not self._halves or self._halves is None or self._retired is not None:
+            # A tensor that is made in inference mode could not be written to outside it.
+            with torch.inference_mode(False):
+                self._fit(plan.num_bytes)
+                assert self._halves is not None, plan.text
+                plan.lay_out(self._halves)
         return plan.views[number % 2]
 
     def meet(self) -> None:

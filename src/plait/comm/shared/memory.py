@@ -95,7 +95,7 @@ def _offer(rank: int, num_bytes: int) -> _Offer:
         return _Offer(lack=lack)
     token = secrets.token_bytes(_TOKEN_BYTES)
     try:
-        own = Peer.own()
+        own = Peer.of(os.getpid())
         return _Offer(own) if rank else _Offer(own, create_file(num_bytes, token), token)
     except FileNotFoundError as error:
         return _Offer(lack=f"there is no {error.filename}")

@@ -1,6 +1,5 @@
 """Whether the process of another rank on this host is still there."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +20,9 @@ class Peer:
     namespace: int
 
     @classmethod
-    def own(cls) -> "Peer":
-        """This process."""
-        return cls(os.getpid(), _read_stat(os.getpid())[_STARTED], _own_namespace())
+    def of(cls, pid: int) -> "Peer":
+        """The process that has this id here and now."""
+        return cls(pid, _read_stat(pid)[_STARTED], _own_namespace())
 
     def is_gone(self) -> bool:
         """Whether the process has ended; False where that cannot be seen from here."""

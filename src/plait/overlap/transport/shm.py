@@ -90,7 +90,7 @@ class _Session:
         """What was written stays; it is overwritten in the next run but one, when nobody reads it any more."""
 
     def _publish(self, word: int, rows: Interval, first: int) -> None:
-        """Raise a flag, whose rows begin with `first`, to the end of `rows`; it may have been raised for another rank."""
+        """Raise a flag, whose rows begin with `first`, to the end of `rows`, if it was not raised for another rank."""
         before, value = self._flags.words[word], self._turn + rows.stop
         if before >= value:
             return
