@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.comm.launch import LocalRanks
     from plait.comm.mesh import build_mesh
-    from plait.contract.plan import Column, HeadLocal, Plan, Row, TokenLocal, VocabEmbedding, VocabHead
+    from plait.contract.plan import Activation, Column, HeadLocal, Plan, Row, TokenLocal, VocabEmbedding, VocabHead
     from plait.errors import (
         CheckpointError,
         ConfigError,
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         TransportTimeout,
         VerificationError,
     )
+    from plait.models.activation import Gelu, SwiGLU
     from plait.parallel.apply import mesh_of, ownership_of, parallelize
     from plait.parallel.dropout import seed_dropout, set_dropout_offset
     from plait.parallel.grad_norm import clip_grad_norm_
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Activation",
     "CheckpointError",
     "Column",
     "Columns",
     "ConfigError",
     "ContractError",
+    "Gelu",
     "HeadLocal",
     "KeyValueHeads",
     "LocalRanks",
@@ -46,6 +49,7 @@ __all__ = [
     "QueryHeads",
     "Row",
     "ShardingError",
+    "SwiGLU",
     "TokenLocal",
     "TransportError",
     "TransportTimeout",
@@ -71,6 +75,7 @@ __all__ = [
 _MODULES = {
     "LocalRanks": "plait.comm.launch",
     "build_mesh": "plait.comm.mesh",
+    "Activation": "plait.contract.plan",
     "Column": "plait.contract.plan",
     "HeadLocal": "plait.contract.plan",
     "Plan": "plait.contract.plan",
@@ -86,6 +91,8 @@ _MODULES = {
     "TransportError": "plait.errors",
     "TransportTimeout": "plait.errors",
     "VerificationError": "plait.errors",
+    "Gelu": "plait.models.activation",
+    "SwiGLU": "plait.models.activation",
     "mesh_of": "plait.parallel.apply",
     "ownership_of": "plait.parallel.apply",
     "parallelize": "plait.parallel.apply",

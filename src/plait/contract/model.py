@@ -13,7 +13,7 @@ from plait.contract.loss import derive_cross_entropy
 from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op
 from plait.contract.parameter import Parameter, derive_parameters_ownership
-from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.contract.plan import Activation, Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.setting import Setting
 from plait.contract.step import list_collectives
 from plait.sharding import KeyValueHeads, Ownership, QueryHeads
@@ -23,6 +23,7 @@ def derive_plan(config: ModelConfig, *, sequence_parallel: bool = True) -> Plan:
     """Roles of the modules of our Llama and GPT models."""
     heads = (config.num_heads, config.num_kv_heads, config.head_width)
     query, key_value = QueryHeads(*heads), KeyValueHeads(*heads)
+    widening = "gate_up" if isinstance(config, LlamaConfig) else "up"
     roles: dict[str, Role | str] = {
         "embedding": VocabEmbedding(),
         "layers.*.attention_norm": TokenLocal(),
@@ -31,13 +32,14 @@ def derive_plan(config: ModelConfig, *, sequence_parallel: bool = True) -> Plan:
         "layers.*.attention.wv": Column(key_value, group="qkv"),
         "layers.*.attention.wo": Row(query),
         "layers.*.mlp_norm": TokenLocal(),
-        "layers.*.mlp.w_up": Column(group="gate_up") if isinstance(config, LlamaConfig) else Column(),
+        "layers.*.mlp.w_up": Column(group=widening),
+        "layers.*.mlp.activation": Activation(widening),
         "layers.*.mlp.w_down": Row(),
         "norm": TokenLocal(),
         "head": VocabHead(),
     }
     if isinstance(config, LlamaConfig):
-        roles["layers.*.mlp.w_gate"] = Column(group="gate_up")
+        roles["layers.*.mlp.w_gate"] = Column(group=widening)
     else:
         roles["position_embedding"] = TokenLocal()
         roles["embedding_dropout"] = TokenLocal()

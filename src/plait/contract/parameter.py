@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.contract.plan import Activation, Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.errors import ShardingError
 from plait.sharding import Columns, Layout, Ownership, Split
 
@@ -45,7 +45,7 @@ def derive_parameter_ownership(
                 return Ownership(name, shape, 0, build_vocab_split(shape[0], tp))
             case TokenLocal() if sequence_parallel and tp > 1:
                 return Ownership(name, shape, reduced_over="tp")
-            case Row() | TokenLocal() | HeadLocal() | None:
+            case Row() | TokenLocal() | HeadLocal() | Activation() | None:
                 return Ownership(name, shape)
     except ShardingError as error:
         raise ShardingError(f"{name} {list(shape)}: {error.message}", hint=error.hint) from error

@@ -8,6 +8,7 @@
 | `VocabHead`      | Linear            | Shard(tokens) or Invariant -> Shard(vocabulary)                |
 | `TokenLocal`     | norm, dropout, .. | Shard(tokens) -> same; it sums its weight gradients over tp    |
 | `HeadLocal`      | attention dropout | own heads -> same                                              |
+| `Activation`     | SwiGLU, Gelu      | Shard(features), of every column of a group -> same            |
 """
 
 import re
@@ -56,7 +57,17 @@ class HeadLocal:
     cut: QueryHeads
 
 
-Role = Column | Row | VocabEmbedding | VocabHead | TokenLocal | HeadLocal
+@dataclass(frozen=True)
+class Activation:
+    """Module that reads the outputs of the columns of `group` under its parent, in their order, element by element.
+
+    It is applied to rows when they are complete, not to the whole when all have come.
+    """
+
+    group: str
+
+
+Role = Column | Row | VocabEmbedding | VocabHead | TokenLocal | HeadLocal | Activation
 
 _BY_NAME: dict[str, Role] = {
     "column": Column(),
@@ -65,7 +76,10 @@ _BY_NAME: dict[str, Role] = {
     "vocab_head": VocabHead(),
     "token_local": TokenLocal(),
 }
-ROLE_NAMES: dict[type[Role], str] = {type(role): name for name, role in _BY_NAME.items()} | {HeadLocal: "head_local"}
+ROLE_NAMES: dict[type[Role], str] = {type(role): name for name, role in _BY_NAME.items()} | {
+    HeadLocal: "head_local",
+    Activation: "activation",
+}
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,9 @@ def _resolve(path: str, role: Role | str) -> Role:
     if role == ROLE_NAMES[HeadLocal]:
         example = "plait.HeadLocal(plait.QueryHeads(num_heads=8, num_kv_heads=4, head_width=64))"
         raise ConfigError(f"plan: {path!r} has role {role!r}, which has to know the heads", hint=f"as in {example}")
+    if role == ROLE_NAMES[Activation]:
+        example = 'plait.Activation(group="gate_up")'
+        raise ConfigError(f"plan: {path!r} has role {role!r}, which has to name its group", hint=f"as in {example}")
     if role not in _BY_NAME:
         raise ConfigError(f"plan: {path!r} has unknown role {role!r}", hint=describe_nearest(role, _BY_NAME))
     return _BY_NAME[role]

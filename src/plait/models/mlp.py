@@ -1,9 +1,9 @@
 """The MLP of the Llama and GPT-2 families."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.config.model import GptConfig, LlamaConfig
+from plait.models.activation import Gelu, SwiGLU
 
 
 class LlamaMLP(nn.Module):
@@ -13,11 +13,12 @@ class LlamaMLP(nn.Module):
         super().__init__()
         self.w_gate = nn.Linear(config.width, config.mlp_width, bias=False)
         self.w_up = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.activation = SwiGLU()
         self.w_down = nn.Linear(config.mlp_width, config.width, bias=False)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Apply to every token alone."""
-        return self.w_down(F.silu(self.w_gate(x_TD)) * self.w_up(x_TD))
+        return self.w_down(self.activation(self.w_gate(x_TD), self.w_up(x_TD)))
 
 
 class GptMLP(nn.Module):
@@ -26,8 +27,9 @@ class GptMLP(nn.Module):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.w_up = nn.Linear(config.width, config.mlp_width)
+        self.activation = Gelu(approximate="tanh")
         self.w_down = nn.Linear(config.mlp_width, config.width)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Apply to every token alone."""
-        return self.w_down(F.gelu(self.w_up(x_TD), approximate="tanh"))
+        return self.w_down(self.activation(self.w_up(x_TD)))

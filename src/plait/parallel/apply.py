@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Axis, Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
-from plait.contract.plan import Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.contract.plan import Activation, Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.dtype import DType
 from plait.errors import ConfigError
 from plait.overlap.collective_matmul import CollectiveMatmul
@@ -20,7 +20,10 @@ from plait.parallel import match
 from plait.parallel.dropout import AttentionDropout, Dropout
 from plait.parallel.embedding import VocabParallelEmbedding
 from plait.parallel.gather_group import GatherGroup
-from plait.parallel.linear import Boundary, ColumnParallelLinear, RowParallelLinear
+from plait.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from plait.parallel.region.activation import PointwiseActivation
+from plait.parallel.region.boundary import Boundary
+from plait.parallel.region.column import ColumnGroup
 from plait.parallel.shard import shard_tensor
 from plait.parallel.token_local import TokenLocalEmbedding, TokenLocalModule
 from plait.sharding import Columns, Ownership
@@ -150,10 +153,8 @@ class _Build:
             case Column() | VocabHead():
                 return self._column(name, module, role)
             case Row():
-                weight = self._weight(name, module)
-                site = _build_site(name, role, [weight], self.mesh)
-                exit = Boundary.build_exit(self.mesh, self.plan.activation, site, self.matmul)
-                return RowParallelLinear(weight, self._bias(name, module), exit=exit)
+                exit = Boundary.build_exit(self.mesh, self.plan.activation, self._site(name, role, [name]), self.matmul)
+                return RowParallelLinear(self._weight(name, module), self._bias(name, module), exit=exit)
             case VocabEmbedding():
                 return self._embedding(name, module)
             case HeadLocal(cut):
@@ -162,23 +163,29 @@ class _Build:
                 return module
             case TokenLocal():
                 return self._token_local(name, module)
+            case Activation():
+                return module
 
     def build_gather_groups(self, roles: dict[str, Role]) -> None:
         for (parent, group), names in match.list_gather_groups(roles).items():
             members = [self.model.get_submodule(name) for name in names]
-            weights = [member.get_parameter("weight") for member in members]
-            site = _build_site(f"{parent}.{group}" if parent else group, roles[names[0]], weights, self.mesh)
+            site = self._site(f"{parent}.{group}" if parent else group, roles[names[0]], names)
             entry = Boundary.build_entry(self.mesh, self.plan.activation, site, self.matmul)
-            gather_group = GatherGroup(self.model.get_submodule(parent), members, entry)  # type: ignore[arg-type]
+            shared_over = tuple(self._shared_axis(f"{name}.weight") for name in names)
+            activation = self._find_activation(parent, group, roles)
+            column_group = ColumnGroup(entry, shared_over, activation)
+            gather_group = GatherGroup(self.model.get_submodule(parent), members, column_group)  # type: ignore[arg-type]
             # In all-reduce mode the input is whole anyway.
             if self.plan.sequence_parallel and match.is_region(parent, names, roles):
                 gather_group.enter_with_parent()
 
+    def _find_activation(self, parent: str, group: str, roles: dict[str, Role]) -> PointwiseActivation | None:
+        name = match.find_activation(parent, group, roles)
+        return None if name is None else self.model.get_submodule(name)  # type: ignore[return-value]
+
     def _column(self, name: str, module: nn.Module, role: Column | VocabHead) -> ColumnParallelLinear:
         weight, bias = self._weight(name, module), self._bias(name, module)
-        entry = Boundary.build_entry(
-            self.mesh, self.plan.activation, _build_site(name, role, [weight], self.mesh), self.matmul
-        )
+        entry = Boundary.build_entry(self.mesh, self.plan.activation, self._site(name, role, [name]), self.matmul)
         return ColumnParallelLinear(weight, bias, entry=entry, shared_over=self._shared_axis(f"{name}.weight"))
 
     def _embedding(self, name: str, module: nn.Module) -> VocabParallelEmbedding:
@@ -204,6 +211,17 @@ class _Build:
         twin = TokenLocalEmbedding if isinstance(module, nn.Embedding) else TokenLocalModule
         return twin(module, mesh=self.mesh, name=name)
 
+    def _site(self, label: str, role: Role, names: Sequence[str]) -> Site:
+        """Where linears `names`, which move one tensor, sit; the same on every rank, however unevenly they are cut."""
+        weights = [self._ownership(f"{name}.weight") for name in names]
+        features = sum(weight.split.longest for weight in weights if weight.split is not None)
+        dtype = self.model.get_submodule(names[0]).get_parameter("weight").dtype
+        # Attention is cut in heads, an MLP in columns.
+        is_in_columns = isinstance(role, Column | Row) and isinstance(role.cut, Columns)
+        region: Region = "head" if isinstance(role, VocabHead) else "mlp" if is_in_columns else "attention"
+        width = weights[0].shape[0 if isinstance(role, Row) else 1]
+        return Site(label, region, width, features, _name_dtype(dtype), _name_dtype(self.mesh.tp.reduce_dtype or dtype))
+
     def _shared_axis(self, name: str) -> Axis | None:
         """The axis of the ranks that hold the same part of parameter `name`, where they are several."""
         ownership = self._ownership(name)
@@ -228,18 +246,6 @@ class _Build:
 
     def _ownership(self, name: str) -> Ownership:
         return self.ownership[self.names[name]]
-
-
-def _build_site(label: str, role: Role, weights: Sequence[Tensor], mesh: Mesh) -> Site:
-    """Where linears with these local weights `[out, in]` sit."""
-    out, width = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-    moved, features = (out, width) if isinstance(role, Row) else (width, out)
-    # Attention is cut in heads, an MLP in columns.
-    is_in_columns = isinstance(role, Column | Row) and isinstance(role.cut, Columns)
-    region: Region = "head" if isinstance(role, VocabHead) else "mlp" if is_in_columns else "attention"
-    dtype = weights[0].dtype
-    sum_dtype = _name_dtype(mesh.tp.reduce_dtype or dtype)
-    return Site(label, region, moved, features, _name_dtype(dtype), sum_dtype)
 
 
 def _name_dtype(dtype: torch.dtype) -> DType:

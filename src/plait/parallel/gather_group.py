@@ -6,26 +6,31 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait.parallel.arguments import Arguments, map_first_tensor
-from plait.parallel.linear import Boundary, ColumnParallelLinear, run_column_group
+from plait.parallel.linear import ColumnParallelLinear, run_column_group
+from plait.parallel.region.column import ColumnGroup
 
 
 class GatherGroup:
     """Columns under one parent module, run together when the first of them is called with the input they share.
 
     What the parent does with its input otherwise (a norm in front, a residual sum behind) stays outside the region. An
-    output waits for its member no longer than the parent's forward lasts.
+    output waits for its member, and what is made of it for the activation, no longer than the parent's forward lasts.
     """
 
-    def __init__(self, parent: nn.Module, members: Sequence[ColumnParallelLinear], entry: Boundary) -> None:
+    def __init__(self, parent: nn.Module, members: Sequence[ColumnParallelLinear], group: ColumnGroup) -> None:
         self.parent = parent
         self.members = tuple(members)
-        self.entry = entry
+        self.group = group
         self.x: Tensor | None = None
         """What the outputs belong to: the members' input, or in an entered region what was gathered."""
         self.outputs: dict[ColumnParallelLinear, Tensor] = {}
+        self.activated: tuple[tuple[Tensor, ...], Tensor] | None = None
+        """All outputs, and their activation."""
         self.is_entered = False
         for member in members:
             member.group = self
+        if group.activation is not None:
+            group.activation.group = self
         parent.register_forward_hook(self._leave, always_call=True)
 
     def enter_with_parent(self) -> None:
@@ -46,19 +51,29 @@ class GatherGroup:
             self.x = x
         return self.outputs.pop(member)
 
+    def find_activated(self, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """The activation of `inputs`, if they are the outputs of the members, in order."""
+        if self.activated is None:
+            return None
+        outputs, activated = self.activated
+        is_same = len(inputs) == len(outputs) and all(x is y for x, y in zip(inputs, outputs, strict=True))
+        return activated if is_same else None
+
     def _run(self, x: Tensor, *, keeps_full: bool) -> Tensor | None:
-        x_full, outputs = run_column_group(x, self.entry, self.members, keeps_full=keeps_full)
+        given = run_column_group(x, self.group, self.members, keeps_full=keeps_full)
+        outputs = tuple(given.members)
         self.outputs = dict(zip(self.members, outputs, strict=True))
-        return x_full
+        self.activated = None if given.activated is None else (outputs, given.activated)
+        return given.x_full
 
     def _enter(self, parent: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         def gather(x: Tensor) -> Tensor:
             self.x = self._run(x, keeps_full=True)
-            assert self.x is not None, self.entry.name
+            assert self.x is not None, self.group.entry.name
             self.is_entered = True
             return self.x
 
         return map_first_tensor(gather, args, kwargs)
 
     def _leave(self, parent: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self.x, self.outputs, self.is_entered = None, {}, False
+        self.x, self.outputs, self.activated, self.is_entered = None, {}, None, False

@@ -10,6 +10,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from plait.contract.parameter import derive_parameter_ownership
 from plait.contract.plan import (
     ROLE_NAMES,
+    Activation,
     Column,
     HeadLocal,
     Plan,
@@ -23,6 +24,7 @@ from plait.contract.plan import (
 )
 from plait.errors import ConfigError, ShardingError, describe_nearest
 from plait.parallel.dropout import AttentionDropout, Dropout
+from plait.parallel.region.activation import PointwiseActivation
 from plait.sharding import Ownership
 
 _EXPECTED: dict[type, tuple[type[nn.Module], ...]] = {
@@ -32,6 +34,7 @@ _EXPECTED: dict[type, tuple[type[nn.Module], ...]] = {
     VocabEmbedding: (nn.Embedding,),
     HeadLocal: (AttentionDropout, nn.Dropout),
     TokenLocal: (nn.Module,),
+    Activation: (PointwiseActivation,),
 }
 
 
@@ -57,6 +60,7 @@ def match_roles(model: nn.Module, plan: Plan) -> dict[str, Role]:
         *_list_torn_modules(model, roles),
         *_list_homeless_parameters(model, roles),
         *_list_homeless_dropouts(model, roles),
+        *_list_lost_activations(model, roles),
     ]
     _raise_all(problems)
     return {name: roles[name] for name in names if name in roles}
@@ -95,11 +99,17 @@ def list_gather_groups(roles: dict[str, Role]) -> dict[tuple[str, str], list[str
     return groups
 
 
+def find_activation(parent: str, group: str, roles: dict[str, Role]) -> str | None:
+    """The module that is called with the outputs of gather group `group` under `parent`, if any has this role."""
+    places = (name for name, role in roles.items() if role == Activation(group))
+    return next((name for name in places if name.rpartition(".")[0] == parent), None)
+
+
 def is_region(parent: str, members: Sequence[str], roles: dict[str, Role]) -> bool:
     """Whether `parent` holds these columns and what may stand behind them, and nothing that works on own tokens."""
     prefix = f"{parent}." if parent else ""
     others = [role for name, role in roles.items() if name.startswith(prefix) and name not in members]
-    return all(isinstance(role, Row | HeadLocal) for role in others)
+    return all(isinstance(role, Row | HeadLocal | Activation) for role in others)
 
 
 def drop_aliases(model: nn.Module, roles: dict[str, Role]) -> dict[str, Role]:
@@ -163,6 +173,23 @@ def _list_homeless_dropouts(model: nn.Module, roles: dict[str, Role]) -> list[st
         for name, module in model.named_modules()
         if isinstance(module, _DropoutNd | Dropout | AttentionDropout) and module.p and name not in roles
     ]
+
+
+def _list_lost_activations(model: nn.Module, roles: dict[str, Role]) -> list[str]:
+    groups, problems = list_gather_groups(roles), []
+    for name, role in roles.items():
+        module = model.get_submodule(name)
+        if not isinstance(role, Activation) or not isinstance(module, PointwiseActivation):
+            continue
+        columns = groups.get((name.rpartition(".")[0], role.group), [])
+        widths = [model.get_submodule(column).get_parameter("weight").shape[0] for column in columns]
+        if len(columns) != module.num_inputs or len(set(widths)) > 1:
+            found = ", ".join(map("{} [{}]".format, columns, widths)) or "none"
+            problems.append(
+                f"{name} is called with the outputs of {module.num_inputs} columns of one width, but those of group "
+                f"{role.group!r} beside it are: {found}"
+            )
+    return problems
 
 
 def _raise_all(problems: list[str]) -> None:

@@ -205,3 +205,29 @@ def test_a_model_around_a_parallel_one_is_not_taken_for_unsharded():
     around = nn.ModuleDict({"backbone": parallelize(Model(), build_lone_mesh(2), Plan(ROLES))})
     with pytest.raises(ConfigError, match="backbone of this ModuleDict is parallel, the module around it is not"):
         plait.clip_grad_norm_(around, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("roles", "found"),
+    [
+        ({"up": Column()}, "none"),
+        ({"up": Column(group="in")}, r"up \[8\]"),
+        ({"up": Column(group="in"), "narrow": Column(group="in")}, r"up \[8\], narrow \[4\]"),
+    ],
+    ids=["no group", "one column", "two widths"],
+)
+def test_an_activation_needs_the_columns_it_reads(roles, found):
+    model = nn.ModuleDict({"activation": plait.SwiGLU()} | {name: nn.Linear(3, 8) for name in roles})
+    if "narrow" in roles:
+        model["narrow"] = nn.Linear(3, 4)
+    plan = Plan({**roles, "activation": plait.Activation("in")})
+    with pytest.raises(ConfigError, match=f"2 columns of one width, but those of group 'in' beside it are: {found}\n"):
+        parallelize(model, build_lone_mesh(2), plan)
+
+
+def test_an_activation_that_is_no_module_of_ours_is_refused():
+    """A torch module does not say how its gradients are computed rows by rows."""
+    model = nn.ModuleDict({"up": nn.Linear(3, 8), "activation": nn.GELU()})
+    plan = Plan({"up": Column(group="in"), "activation": plait.Activation("in")})
+    with pytest.raises(ConfigError, match="activation is a GELU, but role activation needs PointwiseActivation"):
+        parallelize(model, build_lone_mesh(2), plan)

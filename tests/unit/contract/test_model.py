@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.config.model import GptConfig, LlamaConfig
+from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.presets import list_presets, load_preset
 from plait.config.run import RunConfig
 from plait.contract.model import derive_model, derive_ownership, derive_plan
-from plait.contract.plan import Column, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.contract.plan import Activation, Column, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.setting import Setting
 from plait.contract.step import sum_flops
 from plait.errors import ShardingError
@@ -22,7 +22,7 @@ GPT = GptConfig(**TINY, num_heads=8, dropout=0.1, attention_dropout=0.1)
 
 def test_the_plan_of_llama_names_every_module_that_has_parameters() -> None:
     roles = derive_plan(GROUPED).resolved
-    assert {type(role) for role in roles.values()} == {Column, Row, TokenLocal, VocabEmbedding, VocabHead}
+    assert {type(role) for role in roles.values()} == {Activation, Column, Row, TokenLocal, VocabEmbedding, VocabHead}
     groups = {path: role.group for path, role in roles.items() if isinstance(role, Column)}
     assert groups == {
         "layers.*.attention.wq": "qkv",
@@ -33,8 +33,13 @@ def test_the_plan_of_llama_names_every_module_that_has_parameters() -> None:
     }
 
 
-def test_an_ungated_mlp_has_no_gather_group() -> None:
-    assert derive_plan(GPT).resolved["layers.*.mlp.w_up"] == Column()
+@pytest.mark.parametrize(("config", "columns"), [(GROUPED, ["w_gate", "w_up"]), (GPT, ["w_up"])], ids=["gated", "not"])
+def test_the_activation_of_an_mlp_reads_every_column_of_its_group(config: ModelConfig, columns: list[str]) -> None:
+    roles = derive_plan(config).resolved
+    activation = roles["layers.*.mlp.activation"]
+    assert isinstance(activation, Activation)
+    group = [path for path, role in roles.items() if isinstance(role, Column) and role.group == activation.group]
+    assert sorted(group) == [f"layers.*.mlp.{column}" for column in columns]
 
 
 @pytest.mark.parametrize("preset", list_presets())

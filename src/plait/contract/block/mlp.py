@@ -28,13 +28,12 @@ def derive_mlp(config: ModelConfig, setting: Setting, ownership: Mapping[str, Ow
 
 
 def derive_activation(setting: Setting, cut: Split, module: str, *, is_gated: bool) -> Op:
-    """`silu(gate) * up` or `gelu(up)`; it keeps what it reads, and the gated one also `silu(gate)`."""
+    """`silu(gate) * up` or `gelu(up)`; it keeps what it reads."""
     names = ("gate", "up") if is_gated else ("up",)
     inputs = tuple(setting.build_tensor(name, "F", cut.size, Shard(1), cut) for name in names)
-    kept = ("gate", "silu(gate)", "up") if is_gated else ("up",)
     return Op(
         name=module,
         inputs=inputs,
         outputs=(setting.build_tensor("y", "F", cut.size, Shard(1), cut),),
-        saved=tuple(Saved(name, inputs[0].layout.local_shape(setting.rank), setting.dtype) for name in kept),
+        saved=tuple(Saved(name, inputs[0].layout.local_shape(setting.rank), setting.dtype) for name in names),
     )

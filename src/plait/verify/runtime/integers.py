@@ -14,6 +14,7 @@ from plait.parallel import rng
 from plait.parallel.apply import mesh_of, ownership_of
 from plait.parallel.linear import ColumnParallelLinear, run_column_group
 from plait.parallel.match import canonical_names, list_gather_groups, match_roles
+from plait.parallel.region.column import ColumnGroup
 from plait.parallel.tokens import enter_tokens
 from plait.sharding import Ownership, Split
 
@@ -133,7 +134,8 @@ class _Bench:
 def _run_modules(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     columns = [module for module in modules if isinstance(module, ColumnParallelLinear)]
     if columns:
-        return list(run_column_group(x, columns[0].entry, columns)[1])
+        group = ColumnGroup(columns[0].alone.entry, tuple(column.shared_over for column in columns))
+        return list(run_column_group(x, group, columns).members)
     return [module(x) for module in modules]
 
 

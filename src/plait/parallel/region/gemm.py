@@ -11,34 +11,45 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
 from plait.sharding import Interval
 
 
 @dataclass(frozen=True)
 class ColumnForward:
-    """`y = x @ w.T + bias` for every member of a gather group."""
+    """`y = x @ w.T + bias` for every member of a gather group, and the activation of these while they are in cache."""
 
     x: Tensor
     weights: Sequence[Tensor]
     biases: Sequence[Tensor | None]
     outputs: Sequence[Tensor]
+    activation: PointwiseActivation | None
+    activated: Tensor | None
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
         operand = _take(self.x if full is None else full, rows)
         for weight, bias, output in zip(self.weights, self.biases, self.outputs, strict=True):
             _multiply(operand, weight.T, bias, out=_take(output, rows))
+        if self.activation is not None and self.activated is not None:
+            self.activation.compute(*(_take(y, rows) for y in self.outputs), out=_take(self.activated, rows))
 
 
 @dataclass(frozen=True)
 class ColumnDgrad:
-    """`dx = sum of dy @ w` over the members, and what the gathered input's other readers sent back."""
+    """`dx = sum of dy @ w` over the members, and what the gathered input's other readers sent back.
+
+    Where `activation` is given, it fills the rows of `dy` first.
+    """
 
     grads: Sequence[Tensor | None]
     weights: Sequence[Tensor]
     grad_x_full: Tensor | None
+    activation: ActivationGradient | None
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
         assert partial is not None
+        if self.activation is not None:
+            self.activation.fill(rows)
         out, addend = _take(partial, rows), None if self.grad_x_full is None else _take(self.grad_x_full, rows)
         for grad, weight in zip(self.grads, self.weights, strict=True):
             if grad is not None:
@@ -52,22 +63,35 @@ class ColumnDgrad:
 
 @dataclass(frozen=True)
 class ColumnWgrad:
-    """`dw = dy.T @ x` for every member whose weight wants it."""
+    """`dw = dy.T @ x` for every member whose weight wants it.
+
+    Where `activation` is given, because no dgrad has run before, it fills the rows of `dy` first.
+    """
 
     x: Tensor
     grads: Sequence[Tensor | None]
     grad_weights: Sequence[Tensor | None]
+    activation: ActivationGradient | None
 
     @classmethod
-    def build(cls, x: Tensor, grads: Sequence[Tensor | None], weights: Sequence[Tensor], needs: Sequence[bool]) -> Self:
+    def build(
+        cls,
+        x: Tensor,
+        grads: Sequence[Tensor | None],
+        weights: Sequence[Tensor],
+        needs: Sequence[bool],
+        activation: ActivationGradient | None,
+    ) -> Self:
         """With room for the gradients that are wanted and exist."""
         wanted = [
             torch.empty_like(weight) if need and grad is not None else None
             for weight, need, grad in zip(weights, needs, grads, strict=True)
         ]
-        return cls(x, grads, wanted)
+        return cls(x, grads, wanted, activation)
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
+        if self.activation is not None:
+            self.activation.fill(rows)
         operand = _take(self.x if full is None else full, rows)
         for grad, grad_weight in zip(self.grads, self.grad_weights, strict=True):
             if grad is not None and grad_weight is not None:

@@ -1,0 +1,77 @@
+"""Where activations enter or leave a parallel region."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from plait.comm.mesh import Mesh
+from plait.errors import ShardingError
+from plait.overlap.collective_matmul import CollectiveMatmul, Pass
+from plait.overlap.execute import Addends, Outcome, Rows
+from plait.overlap.site import Site
+from plait.parallel.tokens import current_tokens
+from plait.schedule.work import Operation
+from plait.sharding import Partial, Placement, Replicate, Shard, Transition, derive_transition
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """Where activations enter or leave a parallel region: the transition there, and what runs it."""
+
+    mesh: Mesh
+    transition: Transition
+    site: Site
+    matmul: CollectiveMatmul
+
+    @classmethod
+    def build_entry(cls, mesh: Mesh, outside: Placement, site: Site, matmul: CollectiveMatmul) -> "Boundary":
+        """The boundary in front of column linears."""
+        return cls(mesh, derive_transition(outside, Replicate()), site, matmul)
+
+    @classmethod
+    def build_exit(cls, mesh: Mesh, outside: Placement, site: Site, matmul: CollectiveMatmul) -> "Boundary":
+        """The boundary behind a row linear."""
+        return cls(mesh, derive_transition(Partial(), outside), site, matmul)
+
+    @property
+    def name(self) -> str:
+        """Its name in traces."""
+        return self.site.label
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the tokens outside are sharded."""
+        return isinstance(self.transition.source, Shard) or isinstance(self.transition.target, Shard)
+
+    def count_rows(self, x: Tensor, *, is_inside: bool) -> int:
+        """T: the tokens of the forward pass under way, of which `x` has all inside and the own ones outside.
+
+        Raises:
+            ShardingError: `x` has another number of tokens.
+        """
+        if not self.is_sharded:
+            return x.shape[:-1].numel()
+        split = current_tokens(self.mesh, self.name)
+        rows = split.size if is_inside else split.lengths[self.mesh.tp.rank]
+        if x.dim() != 2 or x.shape[0] != rows:
+            raise ShardingError(
+                f"{self.name}: rank {self.mesh.tp.rank} on 'tp' of degree {self.mesh.tp.degree} has {list(x.shape)}, "
+                f"but dim 0 should have {rows} of {split.size} elements, cut as {', '.join(map(str, split.intervals))}",
+                hint="tokens are flattened, [T, D], while they are sharded",
+            )
+        return split.size
+
+    def run(
+        self,
+        operation: Operation,
+        num_rows: int,
+        gemms: Mapping[str, Rows],
+        *,
+        needs: tuple[bool, bool] = (True, True),
+        shard: Tensor | None = None,
+        addends: Addends | None = None,
+    ) -> Outcome:
+        """Run a pass of the linears here; `needs` says whether a backward is to compute dgrad and wgrad."""
+        what = Pass(operation, self.site, self.transition, num_rows, *needs)
+        return self.matmul.run(what, gemms=gemms, shard=shard, addends=addends)

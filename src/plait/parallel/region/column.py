@@ -1,0 +1,209 @@
+"""The pass through column-parallel linears that read one input, forward and backward, and as autograd sees it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.comm import collectives
+from plait.comm.mesh import Axis
+from plait.overlap.execute import Addends
+from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
+from plait.parallel.region.boundary import Boundary
+from plait.parallel.region.gemm import ColumnDgrad, ColumnForward, ColumnWgrad
+from plait.schedule.work import Operation
+from plait.sharding import Interval, Invariant, Replicate, derive_transition
+
+_SHARED = derive_transition(Invariant(), Replicate())
+"""A parameter held alike by several ranks that use it on different heads: its gradients are addends."""
+
+
+@dataclass(frozen=True)
+class ColumnGroup:
+    """Column linears that read one input.
+
+    Attributes:
+        shared_over: of each member, the axis of the ranks that hold the same KV heads, if any.
+        activation: what reads all outputs, applied to rows as soon as they are there.
+    """
+
+    entry: Boundary
+    shared_over: tuple[Axis | None, ...]
+    activation: PointwiseActivation | None = None
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What a pass through a group reads: the input, `[T/tp, D]` (or whole), and each member's own parameters."""
+
+    x: Tensor
+    num_rows: int
+    weights: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a group gives.
+
+    Attributes:
+        x_full: the gathered input, where it is wanted.
+        members: each `[T, F/tp]`.
+        activated: the activation of these, if there is one.
+    """
+
+    x_full: Tensor | None
+    members: Sequence[Tensor]
+    activated: Tensor | None
+
+
+@dataclass(frozen=True)
+class OutputGradients:
+    """What came back for each of `Outputs`; None where nothing did."""
+
+    x_full: Tensor | None
+    members: Sequence[Tensor | None]
+    activated: Tensor | None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Which gradients are wanted."""
+
+    x: bool
+    weights: Sequence[bool]
+    biases: Sequence[bool]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Those that are wanted and exist."""
+
+    x: Tensor | None
+    weights: Sequence[Tensor | None]
+    biases: Sequence[Tensor | None]
+
+
+def run_forward(
+    group: ColumnGroup, operands: Operands, biases: Sequence[Tensor | None], *, keeps_full: bool
+) -> Outputs:
+    """Gather the input, multiply it, and activate the products."""
+    x, num_rows, activation = operands.x, operands.num_rows, group.activation
+    shape = x.shape[:-1] if x.dim() > 2 else (num_rows,)
+    outputs = [x.new_empty(*shape, weight.shape[0]) for weight in operands.weights]
+    activated = None if activation is None else torch.empty_like(outputs[0])
+    gemm = ColumnForward(
+        x.flatten(0, -2),
+        operands.weights,
+        biases,
+        [output.flatten(0, -2) for output in outputs],
+        activation,
+        None if activated is None else activated.flatten(0, -2),
+    )
+    outcome = group.entry.run(Operation.COLUMN_FORWARD, num_rows, {"forward": gemm}, shard=gemm.x)
+    return Outputs(outcome.keep_full() if keeps_full else None, outputs, activated)
+
+
+def run_backward(
+    group: ColumnGroup, operands: Operands, outputs: Sequence[Tensor], grads: OutputGradients, needs: Needs
+) -> Gradients:
+    """Reduce dgrad while the input is gathered again for wgrad; `outputs` are given where an activation reads them."""
+    x, num_rows = operands.x, operands.num_rows
+    rows_x, weights = x.flatten(0, -2), operands.weights
+    activation = _build_activation_gradient(group, outputs, grads)
+    grad_members: Sequence[Tensor | None] = _flatten(grads.members) if activation is None else activation.grads
+    # All of dgrad goes before any of wgrad in every schedule: an input that wants none leaves the rows to wgrad.
+    dgrad = ColumnDgrad(grad_members, weights, grads.x_full, activation)
+    wgrad = ColumnWgrad.build(rows_x, grad_members, weights, needs.weights, None if needs.x else activation)
+    outcome = group.entry.run(
+        Operation.COLUMN_BACKWARD,
+        num_rows,
+        {"dgrad": dgrad, "wgrad": wgrad},
+        shard=rows_x,
+        addends=Addends(x.shape[-1], x.dtype, x.device),
+        needs=(needs.x, any(needs.weights)),
+    )
+    if activation is not None and not needs.x and not any(needs.weights):
+        activation.fill(Interval(0, num_rows))
+    grad_biases = [
+        grad.sum(0) if wanted and grad is not None else None
+        for grad, wanted in zip(grad_members, needs.biases, strict=True)
+    ]
+    label = group.entry.name
+    return Gradients(
+        None if outcome.total is None else outcome.total.view(x.shape),
+        *zip(
+            *(
+                [_sum_shared(grad, axis, label) for grad in pair]
+                for *pair, axis in zip(wgrad.grad_weights, grad_biases, group.shared_over, strict=True)
+            ),
+            strict=True,
+        ),
+    )
+
+
+class ColumnGroupFunction(torch.autograd.Function):
+    """Column-parallel linears that read one input: one gather forward, one reduction backward for all of them.
+
+        x_shard     [T/tp, D]       tokens sharded (or whole, in all-reduce mode)
+        w_shard     [F/tp, D]       output features sharded, one per member
+        x_full      [T, D]          the gathered input, for a module that reads it otherwise
+        y_shard     [T, F/tp]       one per member; and what an activation of them gives, of the same shape
+
+        forward     x_full = all_gather(x_shard); y_shard = x_full @ w_shard.T
+        dgrad       grad_x_shard = reduce_scatter(grad_x_full + sum of grad_y_shard @ w_shard)
+        wgrad       grad_w_shard = grad_y_shard.T @ all_gather(x_shard)     gathered again: only the shard is kept
+
+    A KV weight held by several ranks has its gradient summed over them here. An activation is applied to rows when they
+    are complete, and its gradient is computed for rows when dgrad comes to them; for that each y_shard is kept.
+
+    Contract: `contract.linear.derive_column_group`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ColumnGroup, keeps_full: bool, *params: Any) -> tuple[Tensor | None, ...]:
+        members = len(group.shared_over)
+        weights, biases = params[:members], params[members:]
+        ctx.group, ctx.num_rows = group, group.entry.count_rows(x, is_inside=False)
+        ctx.set_materialize_grads(False)
+        given = run_forward(group, Operands(x, ctx.num_rows, weights), biases, keeps_full=keeps_full)
+        ctx.save_for_backward(x, *weights, *(given.members if group.activation is not None else ()))
+        return (given.x_full, given.activated, *given.members)
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_x_full: Tensor | None, grad_activated: Tensor | None, *grad_outputs: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        members = len(grad_outputs)
+        x, *kept = ctx.saved_tensors
+        needs_params = ctx.needs_input_grad[3:]
+        grads = run_backward(
+            ctx.group,
+            Operands(x, ctx.num_rows, kept[:members]),
+            kept[members:],
+            OutputGradients(grad_x_full, grad_outputs, grad_activated),
+            Needs(ctx.needs_input_grad[0], needs_params[:members], needs_params[members:]),
+        )
+        return (grads.x, None, None, *grads.weights, *grads.biases)
+
+
+def _build_activation_gradient(
+    group: ColumnGroup, outputs: Sequence[Tensor], grads: OutputGradients
+) -> ActivationGradient | None:
+    """None where nothing came back through the activation: it was not called with these outputs."""
+    if group.activation is None or grads.activated is None:
+        return None
+    inputs = [output.flatten(0, -2) for output in outputs]
+    own = [torch.empty_like(each) for each in inputs]
+    return ActivationGradient(group.activation, grads.activated.flatten(0, -2), inputs, _flatten(grads.members), own)
+
+
+def _flatten(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if each is None else each.flatten(0, -2) for each in tensors]
+
+
+def _sum_shared(grad: Tensor | None, axis: Axis | None, label: str) -> Tensor | None:
+    if grad is None or axis is None:
+        return grad
+    return collectives.apply(_SHARED.backward, grad, axis, split=None, label=label)
