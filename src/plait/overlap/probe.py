@@ -4,12 +4,10 @@ What is timed is what will run: programs, by `plait.overlap.execute`. All ranks 
 compute at the same time, and the slowest counts, so all of them get the same rates.
 """
 
-import os
-import platform
-import socket
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from time import perf_counter
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from time import perf_counter, process_time
 
 import torch
 from torch import Tensor
@@ -17,9 +15,10 @@ from torch import Tensor
 from plait.comm import collectives, trace
 from plait.comm.agree import share_over
 from plait.comm.mesh import Axis
-from plait.overlap.cache import Key, cache_folder, load_rates, save_rates
+from plait.overlap.cache import cache_folder, load_rates, save_rates
 from plait.overlap.choice import LIBRARY
 from plait.overlap.execute import Addends, Rows, execute
+from plait.overlap.machine import build_key, count_cores, name_host
 from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
 from plait.overlap.transport.base import Transport
 from plait.schedule.program import build_program
@@ -28,7 +27,7 @@ from plait.schedule.work import Work
 from plait.sharding import Interval, Kind, build_split
 
 _FEW_ROWS, _MANY_ROWS = 32, 256
-_MAX_GEMM_WIDTH = 4096
+_MIN_GEMM_WIDTH, _MAX_GEMM_WIDTH = 256, 4096
 _GEMM_S = 2e-3
 """How long a GEMM of many rows is to take at least: shorter ones are measured too coarsely."""
 
@@ -44,6 +43,10 @@ _MAX_ACCELERATOR_BYTES = 1 << 26
 _MANY_CALLS = 32
 _MANY_CHUNKS = 8
 _REPEATS = 5
+_BUDGET_S = 1.5
+"""After so long nothing is repeated any more."""
+_QUIET = 0.85
+"""Of the cores that ranks can have at best, what they must get for their rates to be kept."""
 
 _SMALLEST_PART = 0.25
 """Of a measurement, what is left of it at least when another is taken off: noise may make the smaller one larger."""
@@ -52,57 +55,28 @@ _SMALLEST_PART = 0.25
 def find_rates(transports: Mapping[str, Transport], axis: Axis, *, device: torch.device, dtype: torch.dtype) -> Rates:
     """The rates of these ranks, the same on each: those measured before, as the first rank kept them, or new ones.
 
-    Every rank of the axis has to call it.
+    Every rank of the axis has to call it. What was measured beside other work is not kept.
     """
     with trace.aside():
-        hosts = sorted(set(share_over(f"{socket.gethostname()} {_name_network()}", axis, device)))
-        key = _build_key(transports, axis, device, dtype, hosts)
+        hosts = share_over(name_host(), axis, device)
+        key = build_key(axis, transports, hosts, device=device, dtype=dtype)
         kept = load_rates(cache_folder(), key) if axis.rank == 0 else None
         rates = share_over(kept, axis, device)[0]
         if rates is None:
-            rates = measure_rates(transports, axis, device=device, dtype=dtype)
-            if axis.rank == 0:
+            rates, share = measure_rates(transports, axis, device=device, dtype=dtype)
+            most_on_a_host = max(Counter(hosts).values())
+            own_share = min(1.0, count_cores() / (most_on_a_host * torch.get_num_threads()))
+            if axis.rank == 0 and share > _QUIET * own_share:
                 save_rates(cache_folder(), key, rates)
     return rates
 
 
-def _build_key(
-    transports: Mapping[str, Transport], axis: Axis, device: torch.device, dtype: torch.dtype, hosts: list[str]
-) -> Key:
-    return {
-        "hosts": hosts,
-        "processor": _name_processor(),
-        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "torch": torch.__version__,
-        "num_threads": torch.get_num_threads(),
-        "num_ranks": axis.degree,
-        "dtype": str(dtype).removeprefix("torch."),
-        "transports": sorted(transports),
-    }
-
-
-def _name_processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _name_network() -> str:
-    """A container or namespace has a network of its own, whatever its host is called."""
-    try:
-        return str(Path("/proc/self/ns/net").readlink())
-    except OSError:
-        return ""
-
-
 def measure_rates(
     transports: Mapping[str, Transport], axis: Axis, *, device: torch.device, dtype: torch.dtype
-) -> Rates:
-    """Measure on every rank of the axis, in less than two seconds where CPUs are no slower than usual.
+) -> tuple[Rates, float]:
+    """Measure on every rank of the axis, in less than two seconds if nothing else goes on there.
+
+    Beside the rates it says which share of the cores that it computes on a rank got at least.
 
     `transports` are those that can serve, the library's among them. Nothing of it is in any trace.
     """
@@ -111,7 +85,7 @@ def measure_rates(
         gemm = probe.measure_gemm()
         library = probe.measure_library(transports[LIBRARY])
         links = [probe.measure_link(name, each) for name, each in transports.items() if name != LIBRARY]
-    return Rates(gemm, library, tuple(links))
+    return Rates(gemm, library, tuple(links)), probe.measure_share()
 
 
 class _Probe:
@@ -121,27 +95,34 @@ class _Probe:
         """A GEMM of many rows."""
         self.busy_s = 0.0
         self.row_bytes = _WIDTH * dtype.itemsize
+        self._spent_s = 0.0
 
     def time(self, act: Callable[[], object], *, repeats: int = _REPEATS) -> float:
-        """A good run of the slowest rank, the best but one: others on the machine make runs longer, never shorter.
+        """A good run, the best but one: others on the machine make runs longer, never shorter."""
+        return _take_good([times[0] for times in self.time_rounds([act], repeats=repeats)])
 
-        All ranks start together.
-        """
-        act()
-        runs = []
-        for _ in range(repeats):
-            self._agree(0.0)
-            start_s = perf_counter()
+    def time_rounds(self, acts: Sequence[Callable[[], object]], *, repeats: int = _REPEATS) -> list[list[float]]:
+        """How long each of several things takes the slowest rank, round by round; all ranks start each together."""
+        began_s = perf_counter()
+        for act in acts:
             act()
-            self._finish()
-            runs.append(perf_counter() - start_s)
-        return self._agree(sorted(runs)[min(1, len(runs) - 1)])
+        rounds: list[list[float]] = []
+        for _ in range(repeats if self._spent_s < _BUDGET_S else 1):
+            rounds.append([])
+            for act in acts:
+                self._agree([0.0])
+                start_s = perf_counter()
+                act()
+                self._finish()
+                rounds[-1].append(perf_counter() - start_s)
+        *times, spent_s = self._agree([*(time_s for row in rounds for time_s in row), perf_counter() - began_s])
+        self._spent_s += spent_s
+        return [times[start : start + len(acts)] for start in range(0, len(times), len(acts))]
 
-    def _agree(self, value: float) -> float:
-        """The most of any rank."""
-        own = torch.tensor([value], dtype=torch.float64, device=self.device)
-        most = float(collectives.all_reduce(own, self.axis, op="max", label="probe"))
-        self._finish()
+    def _agree(self, values: list[float]) -> list[float]:
+        """The most of any rank, one by one."""
+        own = torch.tensor(values, dtype=torch.float64, device=self.device)
+        most: list[float] = collectives.all_reduce(own, self.axis, op="max", label="probe").tolist()
         return most
 
     def _finish(self) -> None:
@@ -153,17 +134,26 @@ class _Probe:
         """A line through GEMMs of few and of many rows; what it has at no rows is the price of a piece."""
         small = self._build_gemm(1, 8)
         call_s = self.time(lambda: [small() for _ in range(_MANY_CALLS)]) / _MANY_CALLS
-        width = 256
+        width = _MIN_GEMM_WIDTH
         while True:
-            self.busy = self._build_gemm(_MANY_ROWS, width)
-            self.busy_s = self.time(self.busy)
+            self.busy, few = self._build_gemm(_MANY_ROWS, width), self._build_gemm(_FEW_ROWS, width)
+            many_runs_s, few_runs_s = zip(*self.time_rounds([self.busy, few]), strict=True)
+            self.busy_s, few_s = _take_good(many_runs_s), _take_good(few_runs_s)
             if self.busy_s >= _GEMM_S or width >= _MAX_GEMM_WIDTH:
                 break
             width *= 2
-        few_s = self.time(self._build_gemm(_FEW_ROWS, width))
         row_s = _subtract(self.busy_s, few_s) / (_MANY_ROWS - _FEW_ROWS)
         extra_rows = (few_s - call_s) / row_s - _FEW_ROWS
         return GemmRates(call_s, 2 * width * width / row_s, min(max(0.0, extra_rows), float(_FEW_ROWS)))
+
+    def measure_share(self) -> float:
+        """Which share of its cores the rank gets that gets least, while all of them compute."""
+        self._agree([0.0])
+        start_s, start_cpu_s = perf_counter(), process_time()
+        self._compute(_REPEATS)
+        self._finish()
+        got = (process_time() - start_cpu_s) / (perf_counter() - start_s) / torch.get_num_threads()
+        return 1 - self._agree([1 - got])[0]
 
     def _build_gemm(self, num_rows: int, width: int) -> Callable[[], Tensor]:
         x, w = (torch.ones(rows, width, dtype=self.dtype, device=self.device) for rows in (num_rows, width))
@@ -187,19 +177,19 @@ class _Probe:
         step_s = max(step_s, 0.0) / ((_MANY_CHUNKS - 1) * others * 3)
         num_rows = self._find_size(transport, few_s, 1)
         num_bytes = num_rows * others * self.row_bytes
-        gather_s = self.time(self._build_exchange(transport, Kind.ALL_GATHER, num_rows, 1))
-        reduce_s = self.time(self._build_exchange(transport, Kind.REDUCE_SCATTER, num_rows, 1))
-        repeats = max(1, round(gather_s / self.busy_s))
-        alone_s = self.time(lambda: self._compute(repeats))
-        both_s = self.time(self._build_exchange(transport, Kind.ALL_GATHER, num_rows, 1, repeats=repeats))
-        contention = (both_s - max(alone_s, gather_s)) / min(alone_s, gather_s)
+        gather = self._build_exchange(transport, Kind.ALL_GATHER, num_rows, 1)
+        reduce = self._build_exchange(transport, Kind.REDUCE_SCATTER, num_rows, 1)
+        repeats = max(1, round(self.time(gather, repeats=2) / self.busy_s))
+        beside = self._build_exchange(transport, Kind.ALL_GATHER, num_rows, 1, repeats=repeats)
+        rounds = self.time_rounds([gather, reduce, lambda: self._compute(repeats), beside])
+        gather_s, reduce_s = (_take_good([row[place] for row in rounds]) for place in range(2))
         return LinkRates(
             name,
             step_s=step_s,
             latency_s=max(0.0, few_s - others * 3 * step_s),
             bytes_per_s=num_bytes / _subtract(gather_s, few_s),
             add_bytes_per_s=num_bytes / max(reduce_s - gather_s, _SMALLEST_SUM * gather_s),
-            contention=min(max(0.0, contention), 1.0),
+            contention=median(_measure_contention(row[0], row[2], row[3]) for row in rounds),
         )
 
     def _find_size(self, transport: Transport, few_s: float, chunks: int) -> int:
@@ -237,6 +227,16 @@ class _Probe:
     def _compute(self, repeats: int) -> None:
         for _ in range(repeats):
             self.busy()
+
+
+def _take_good(runs_s: Sequence[float]) -> float:
+    """The best but one."""
+    return sorted(runs_s)[min(1, len(runs_s) - 1)]
+
+
+def _measure_contention(transfer_s: float, compute_s: float, both_s: float) -> float:
+    """Of the shorter of the two, what is not hidden beside the longer."""
+    return min(max(0.0, (both_s - max(transfer_s, compute_s)) / min(transfer_s, compute_s)), 1.0)
 
 
 def _subtract(whole_s: float, part_s: float) -> float:

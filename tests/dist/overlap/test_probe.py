@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import plait.overlap.probe as module
 from plait.comm import trace
 from plait.comm.mesh import build_mesh
 from plait.overlap.probe import find_rates
@@ -19,10 +20,14 @@ from plait.overlap.transport.shm import SharedMemoryTransport
 from plait.sharding import MeshShape
 
 
-def probe(degree: int, folder: str, *, has_shared_memory: bool = False, ruin: str | None = None) -> tuple[Rates, int]:
+def probe(
+    degree: int, folder: str, *, has_shared_memory: bool = False, ruin: str | None = None, is_busy: bool = False
+) -> tuple[Rates, int]:
     """Rates as this rank finds them, and how many collectives and messages were traced."""
-    before = os.environ.get("XDG_CACHE_HOME")
+    before, limits = os.environ.get("XDG_CACHE_HOME"), (module._QUIET, module._BUDGET_S)
     os.environ["XDG_CACHE_HOME"] = folder
+    # Whatever else goes on while this test runs; and once is enough.
+    module._QUIET, module._BUDGET_S = 2.0 if is_busy else -1.0, 0.0
     axis = build_mesh(MeshShape(tp=degree), shared_memory=has_shared_memory).tp
     transports: dict[str, Transport] = {"library": LibraryTransport(axis), "ring": RingTransport(axis)}
     if has_shared_memory:
@@ -34,6 +39,7 @@ def probe(degree: int, folder: str, *, has_shared_memory: bool = False, ruin: st
         with trace.record() as recorded:
             rates = find_rates(transports, axis, device=torch.device("cpu"), dtype=torch.float32)
     finally:
+        module._QUIET, module._BUDGET_S = limits
         os.environ.pop("XDG_CACHE_HOME")
         if before is not None:
             os.environ["XDG_CACHE_HOME"] = before
@@ -65,6 +71,11 @@ def test_a_damaged_file_is_measured_again(ranks: Any, tmp_path: Path) -> None:
     again = call(ranks, 2, tmp_path, ruin="{")
     assert again != rates
     assert call(ranks, 2, tmp_path) == again
+
+
+def test_what_was_measured_beside_other_work_is_not_kept(ranks: Any, tmp_path: Path) -> None:
+    call(ranks, 2, tmp_path, is_busy=True)
+    assert not (tmp_path / "plait").exists()
 
 
 def test_shared_memory_is_measured_beside_messages(ranks: Any, tmp_path: Path) -> None:
