@@ -68,8 +68,8 @@ class ReduceSession(Session, Protocol):
     def add(self, piece: Piece, ranks: tuple[int, ...]) -> None:
         """Sum the addends of `ranks` in that order, the own one from `partial`.
 
-        The sum goes to `total` where this rank owns the piece, else to `partial`. It is carried in the axis's
-        `reduce_dtype`.
+        The sum goes to `total` where this rank owns the piece, else it is what this rank sends of the piece. It is
+        carried in the axis's `reduce_dtype`.
         """
 
 
