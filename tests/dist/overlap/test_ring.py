@@ -179,3 +179,20 @@ def refuse_shard() -> None:
 
 def test_a_shard_of_another_length_is_refused(ranks):
     ranks(2).call(refuse_shard)
+
+
+def count_collectives() -> list[int]:
+    """The number of the latest collective after each of three runs."""
+    transport = RingTransport(build_axis(2))
+    case, numbers = Case("row", "forward", True, 8, 2), []
+    for chunks in (1, 1, 2):
+        run_case(case, Method.DIRECT, chunks, transport)
+        noted = trace.last_collective()
+        assert noted is not None
+        assert noted.text.startswith("reduce_scatter")
+        numbers.append(noted.number)
+    return numbers
+
+
+def test_ranks_compare_a_schedule_only_before_its_first_run(ranks):
+    assert ranks(2).call(count_collectives) == [[2, 3, 5]] * 2
