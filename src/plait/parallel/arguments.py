@@ -10,6 +10,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 def map_first_tensor(function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """The arguments, the first tensor among them replaced by `function` of it; as they are where there is none."""
+    if args and isinstance(args[0], Tensor):
+        return (function(args[0]), *args[1:]), kwargs
     given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     place = next((place for place, value in given.items() if isinstance(value, Tensor)), None)
     if place is None:

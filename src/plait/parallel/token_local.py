@@ -55,15 +55,26 @@ class TokenLocalModule(nn.Module):
         for buffer_name, buffer in module.named_buffers(recurse=False):
             is_persistent = buffer_name not in module._non_persistent_buffers_set
             self.register_buffer(buffer_name, buffer, persistent=is_persistent)
+        module._buffers = self._buffers
         self.mesh = mesh
         self.name = name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on own tokens, the first tensor it is called with."""
         params = {name: param for name, param in self._parameters.items() if param is not None}
-        used = UseOnOwnTokens.apply(self.mesh, self.name, *params.values())
-        tensors = {**self._buffers, **dict(zip(params, used, strict=True))}
-        return functional_call(self._module[0], tensors, *map_first_tensor(self._own, args, kwargs))
+        used = dict(zip(params, UseOnOwnTokens.apply(self.mesh, self.name, *params.values()), strict=True))
+        args, kwargs = map_first_tensor(self._own, args, kwargs)
+        module = self._module[0]
+        if torch.compiler.is_compiling():
+            return functional_call(module, used, args, kwargs)
+        # As functional_call does it, which takes 50 us more.
+        lent = vars(module)
+        own = lent["_parameters"]
+        lent["_parameters"] = {**own, **used}
+        try:
+            return module(*args, **kwargs)
+        finally:
+            lent["_parameters"] = own
 
     def train(self, mode: bool = True) -> Self:
         """Put the module inside into the same mode."""

@@ -1,9 +1,12 @@
 """What a token-local module keeps of the one inside; its gradients are in tests/dist."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from plait.comm import collectives
 from plait.contract.plan import Plan
 from plait.errors import ShardingError
 from plait.parallel.apply import parallelize
@@ -47,6 +50,42 @@ def test_the_module_inside_is_in_the_same_mode():
     assert torch.equal(model["norm"](x), torch.full((1, 3), 11.0))
     assert torch.equal(model.eval()["norm"](x), torch.ones(1, 3))
     assert torch.equal(model.train()["norm"](x), torch.full((1, 3), 11.0))
+
+
+class Count(nn.Module):
+    """Reads its parameters by name and all together, and counts its calls in a buffer that it replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_parameter("bias", None)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor, fails: bool = False) -> Tensor:
+        self.calls = self.calls + 1
+        (weight,) = self.parameters()
+        assert weight is self.weight
+        if fails:
+            raise ValueError
+        return x * weight
+
+
+def test_the_module_inside_is_left_as_it_was(monkeypatch):
+    """Its parameters stand for the twin's during a call only, also of one that fails; what it does to buffers stays."""
+    mesh = build_lone_mesh(2)
+    mesh.tokens = build_split(2, 2)
+    summed = []
+    monkeypatch.setattr(collectives, "all_reduce", lambda x, axis, **_: summed.append(x) or 2 * x)
+    inside = Count()
+    model = copy.deepcopy(parallelize(nn.ModuleDict({"norm": inside}), mesh, Plan({"norm": "token_local"})))
+    model["norm"](torch.ones(1, 3)).sum().backward()
+    assert torch.equal(model["norm"].weight.grad, torch.full((3,), 2.0))
+    with pytest.raises(ValueError):  # noqa: PT011
+        model["norm"](torch.ones(1, 3), fails=True)
+    assert isinstance(model["norm"]._module[0].weight, nn.Parameter)
+    assert torch.equal(model["norm"].calls, torch.full((1,), 2.0))
+    assert torch.equal(inside.calls, torch.zeros(1))
+    assert len(summed) == 1
 
 
 def test_whole_tokens_are_refused():
