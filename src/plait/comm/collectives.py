@@ -3,7 +3,8 @@
 Functions take tensors with any strides, return their result and leave their input alone, so that the addend of a rank
 can never be mistaken for the sum, as in `all_reduce(x.contiguous()); return x`. Uneven splits are exact: pieces are
 padded to the longest one on the wire and cut afterwards. Sums are carried in the declared dtype. Everything issued is
-traced. On an axis of degree 1 nothing happens.
+traced. On an axis of degree 1 nothing happens. What is on the CPU goes through the shared memory of the axis, where it
+has some and there is enough of it.
 
 They have no backward: which collective the gradient needs depends on the states before and after, so a tensor that
 requires grad goes through `plait.comm.autograd.redistribute`.
@@ -44,9 +45,10 @@ def all_reduce(
     _check_detached(x, "all_reduce", label)
     carrier = _carrier(x, axis, dtype) if op == "sum" else x.dtype
     trace.issue(Kind.ALL_REDUCE, axis, x.shape, carrier, 0, op, label)
+    total = None
     if axis.shared is not None and x.is_cpu:
         total = axis.shared.collectives.all_reduce(x, op, carrier, label)
-    else:
+    if total is None:
         total = x.to(carrier, memory_format=torch.contiguous_format, copy=True)
         _run(dist.all_reduce, axis, total, _OPS[op])
     return total if carrier is x.dtype else total.to(x.dtype)
@@ -61,7 +63,9 @@ def all_gather(x_shard: Tensor, axis: Axis, split: Split, *, dim: int = 0, label
     shape = _with_length(x_shard.shape, dim, split.size)
     trace.issue(Kind.ALL_GATHER, axis, shape, x_shard.dtype, dim, "sum", label)
     if axis.shared is not None and x_shard.is_cpu:
-        return axis.shared.collectives.all_gather(x_shard, split, dim, label)
+        found = axis.shared.collectives.all_gather(x_shard, split, dim, label)
+        if found is not None:
+            return found
     if dim == 0 and split.is_even:
         x_full = x_shard.new_empty(shape)
         _run(dist.all_gather_single, axis, x_full, x_shard.contiguous())
@@ -86,7 +90,9 @@ def reduce_scatter(
     dtype_in, carrier = x_partial.dtype, _carrier(x_partial, axis, dtype)
     trace.issue(Kind.REDUCE_SCATTER, axis, x_partial.shape, carrier, dim, "sum", label)
     if axis.shared is not None and x_partial.is_cpu:
-        return axis.shared.collectives.reduce_scatter(x_partial, split, dim, carrier, label).to(dtype_in)
+        found = axis.shared.collectives.reduce_scatter(x_partial, split, dim, carrier, label)
+        if found is not None:
+            return found.to(dtype_in)
     addends = x_partial if carrier is dtype_in else x_partial.to(carrier)
     x_shard = addends.new_empty(_with_length(x_partial.shape, dim, split.longest))
     if dim == 0 and split.is_even:
@@ -109,7 +115,9 @@ def all_to_all(x_shard: Tensor, axis: Axis, *, gather: DimSplit, scatter: DimSpl
     whole = _with_length(x_shard.shape, gather_dim, gather_split.size)
     trace.issue(Kind.ALL_TO_ALL, axis, whole, x_shard.dtype, scatter_dim, "sum", label)
     if axis.shared is not None and x_shard.is_cpu:
-        return axis.shared.collectives.all_to_all(x_shard, gather, scatter, label)
+        found = axis.shared.collectives.all_to_all(x_shard, gather, scatter, label)
+        if found is not None:
+            return found
     outgoing = [piece.flatten() for piece in _cut(x_shard, scatter_dim, scatter_split)]
     own_shape = _with_length(x_shard.shape, scatter_dim, scatter_split.lengths[axis.rank])
     shapes = [_with_length(own_shape, gather_dim, length) for length in gather_split.lengths]

@@ -5,7 +5,10 @@ import gc
 import os
 import random
 import re
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -234,14 +237,40 @@ def test_ranks_of_two_hosts_find_out() -> None:
     assert re.match("rank 1: it does not see the memory of the first rank, so it is on another host", reasons[0])
 
 
-def ask_for_too_much() -> None:
-    axis = build_axis()
-    collectives.all_reduce(torch.ones(1).expand(1 << 38), axis)
+@contextmanager
+def limited(num_bytes: int) -> Iterator[None]:
+    """Let the system refuse this process longer files, as a full /dev/shm would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_too_little_memory_is_an_error_with_sizes(ranks) -> None:
-    with pytest.raises(TransportError, match=r"4.40 TB of shared memory are needed, but /dev/shm has .* left"):
-        ranks(2).call(ask_for_too_much)
+def run_out_of_memory() -> str | None:
+    axis = build_mesh(MeshShape(tp=3), shared_memory=True).tp
+    assert axis.shared is not None
+    full = torch.arange(1_000_000.0).view(1000, 1000)
+    split, total = build_split(1000, 3), 3 * full
+    own = take(full, 0, split, axis.rank)
+    with limited(4_000_000):
+        for rows in (100, 1000, 100):
+            assert torch.equal(collectives.all_reduce(full[:rows], axis), total[:rows])
+        assert torch.equal(collectives.reduce_scatter(full, axis, split), take(total, 0, split, axis.rank))
+        assert torch.equal(collectives.all_gather(own, axis, split), full)
+        swapped = collectives.all_to_all(own, axis, gather=(0, split), scatter=(1, split))
+        assert torch.equal(swapped, take(full, 1, split, axis.rank))
+        assert torch.equal(collectives.all_reduce(full[:7], axis), total[:7])
+    return axis.shared.collectives.lack
+
+
+def test_what_there_is_no_memory_for_goes_through_the_library(ranks) -> None:
+    for lack in ranks(3).call(run_out_of_memory):
+        assert lack is not None
+        assert re.search(
+            r"all_gather .* failed: 8.39 MB of shared memory are needed, but /dev/shm has .* of .* left", lack
+        )
 
 
 def differ(shapes: list[tuple[int, ...]]) -> None:

@@ -4,6 +4,7 @@ import gc
 import os
 import random
 import re
+import resource
 import time
 from pathlib import Path
 from signal import SIGKILL
@@ -15,7 +16,7 @@ import torch
 from plait.comm import trace
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import Axis, build_mesh
-from plait.comm.shared.arena import FOLDER
+from plait.comm.shared.arena import FOLDER, NoRoom
 from plait.errors import ScheduleError, TransportError
 from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
 from plait.schedule.piece import build_pieces
@@ -151,6 +152,37 @@ def test_a_flag_cannot_skip_rows(ranks) -> None:
     """It says that all rows up to some can be read."""
     with pytest.raises(ScheduleError, match=r"here: x\[2:3\] was sent before the rows ahead of it"):
         ranks(2).call(send_out_of_order)
+
+
+def run_out_of_memory() -> tuple[str | None, str]:
+    transport = SharedMemoryTransport(build_axis(2))
+    flows = [Flow("y", kind, build_split(1000, 2)) for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)]
+    shard = torch.full((500, 3000), 1.0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
+    try:
+        with pytest.raises(NoRoom) as caught:
+            transport.open_gather(flows[0], shard, "here")
+        reason = transport.reserve(flows[1], 3000, torch.float32, "here")
+        assert transport.reserve(flows[1], 3000, torch.float32, "here") == reason
+        assert transport.reserve(flows[0], 10, torch.float32, "here") is None
+        session = transport.open_gather(flows[0], shard[:, :10], "here")
+        session.collect()
+        assert session.full.eq(1).all()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    session = transport.open_gather(flows[0], shard[:, :20], "here")
+    session.collect()
+    assert session.full.shape == (1000, 20)
+    assert session.full.eq(1).all()
+    return reason, caught.value.message
+
+
+def test_all_ranks_are_told_before_anything_moves_that_there_is_no_memory(ranks) -> None:
+    for reason, message in ranks(2).call(run_out_of_memory):
+        assert reason is not None
+        assert re.search(r"failed: 50.3 MB of shared memory are needed, but /dev/shm has .* left", reason)
+        assert re.search(r"failed: 25.2 MB of shared memory are needed, but /dev/shm has .* left", message)
 
 
 def die_in_a_gemm() -> None:

@@ -11,16 +11,25 @@ import torch
 from torch import Tensor
 
 from plait.comm import trace
-from plait.comm.shared.flags import Flags
+from plait.comm.shared.flags import LINE_WORDS, WORD_BYTES, Flags
 from plait.errors import TransportError
 from plait.units import format_bytes
 
 FOLDER = Path("/dev/shm")
 """A file system in memory."""
 
-_REFUSED = 1 << 62
 _PUNCH_HOLE = 1 | 2
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
+
+_MOST_EXTENSIONS = 1024
+"""Each makes the memory of a channel larger by a good part, or is refused."""
+
+_NUM_LINES = 1 + _MOST_EXTENSIONS // (LINE_WORDS * WORD_BYTES)
+"""How many were tried, and a byte for each that says whether it was granted."""
+
+
+class NoRoom(TransportError):
+    """There is not so much shared memory; all ranks are told so, and nothing else has happened."""
 
 
 class Arena:
@@ -32,33 +41,50 @@ class Arena:
 
     def __init__(self, file: int, flags: Flags, num_bytes: int) -> None:
         self._file, self._flags, self._size = file, flags, num_bytes
-        self._taken_word = flags.take(1)
+        self._num_tried = 0
+        self._tried_word = flags.take(1)
+        self._granted_byte = flags.take(_NUM_LINES - 1) * WORD_BYTES
         self._starts: dict[int, int] = {}
         weakref.finalize(self, os.close, file)
+
+    @staticmethod
+    def num_lines() -> int:
+        """Lines of flags that it takes."""
+        return _NUM_LINES
 
     def extend(self, num_bytes: int) -> Tensor:
         """More memory, as bytes.
 
         Raises:
-            TransportError: there is not so much.
+            NoRoom: there is not so much.
         """
-        start, self._size = self._size, self._size + num_bytes
-        if self._flags.rank == 0:
-            try:
-                os.posix_fallocate(self._file, start, num_bytes)
-            except OSError:
-                self._flags.raise_to(self._taken_word, _REFUSED)
-            else:
-                self._flags.raise_to(self._taken_word, self._size)
-        self._flags.wait(self._taken_word, self._size, 0)
-        if self._flags.words[self._taken_word] >= _REFUSED:
-            raise TransportError(
+        number, self._num_tried = self._num_tried, self._num_tried + 1
+        if number >= _MOST_EXTENSIONS or not self._ask(num_bytes, number):
+            raise NoRoom(
                 f"{trace.identity()}: {trace.last_collective()} failed: {describe_room(num_bytes)}",
-                hint=f"enlarge {FOLDER} (docker run --shm-size, mount -o remount,size=...), or do not share memory",
+                hint=f"enlarge {FOLDER} (docker run --shm-size, mount -o remount,size=...) or set "
+                "overlap.transport=ring",
             )
+        start, self._size = self._size, self._size + num_bytes
         memory = torch.frombuffer(map_file(self._file, num_bytes, start), dtype=torch.uint8)
         self._starts[memory.data_ptr()] = start
         return memory
+
+    def _ask(self, num_bytes: int, number: int) -> bool:
+        """Whether the first rank got that much."""
+        granted = self._granted_byte + number
+        if self._flags.rank == 0:
+            self._flags.bytes[granted] = self._take(num_bytes)
+            self._flags.raise_to(self._tried_word, number + 1)
+        self._flags.wait(self._tried_word, number + 1, 0)
+        return self._flags.bytes[granted] == 1
+
+    def _take(self, num_bytes: int) -> bool:
+        try:
+            os.posix_fallocate(self._file, self._size, num_bytes)
+        except OSError:
+            return False
+        return True
 
     def release(self, memory: Tensor) -> None:
         """Give memory of `extend` back to the system; what it holds is lost to all ranks."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from math import prod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from plait.comm import trace
-from plait.comm.shared.arena import Arena
+from plait.comm.shared.arena import Arena, NoRoom
 from plait.comm.shared.flags import LINE_WORDS, WORD_BYTES, Flags
 from plait.errors import TransportError
 
@@ -62,7 +62,7 @@ class Plan(Generic[Views]):
         return self._arrange(tensors)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Retired:
     """Memory that was replaced in turn `number`."""
 
@@ -91,7 +91,9 @@ class Channel:
         self._halves: tuple[Tensor, Tensor] | None = None
         self._whole: Tensor | None = None
         self._capacity = -1
-        self._retired: _Retired | None = None
+        self._retired: list[_Retired] = []
+        self._refused_bytes = 0
+        self._refusal: NoRoom | None = None
         self._hash = 0
         first = flags.take(self.num_lines(self.degree))
         degree = self.degree
@@ -109,8 +111,23 @@ class Channel:
         """Lines of flags that a channel takes."""
         return degree * (2 + degree + 2 * _NOTE_LINES)
 
+    def reserve(self, plan: Plan[Any]) -> str | None:
+        """Have memory for turns of a kind; why there is none. All ranks have to call it, between the same turns."""
+        try:
+            self._check_room(plan)
+            with torch.inference_mode(False):
+                self._grow(plan.num_bytes, self.number + 1)
+        except NoRoom as error:
+            return error.message
+        return None
+
     def begin(self, plan: Plan[Views]) -> Views:
-        """Begin the next turn; the memory for it. What the turn before the last lent may be overwritten from now on."""
+        """Begin the next turn; the memory for it. What the turn before the last lent may be overwritten from now on.
+
+        Raises:
+            NoRoom: there is not so much memory.
+        """
+        self._check_room(plan)
         last = self.number
         self.flags.raise_to(self.begun[self.rank], last + 1)
         for rank in self.others:
@@ -119,6 +136,7 @@ class Channel:
 
     def take_turn(self, plan: Plan[Views]) -> Views:
         """As `begin`, for turns in which all ranks meet, so that none is more than one ahead."""
+        self._check_room(plan)
         self.number = number = self.number + 1
         self._hash = plan.hash
         note, words = self._notes[number % 2][self.rank], self.flags.words
@@ -126,10 +144,11 @@ class Channel:
         self.flags.bytes[text : text + _TEXT_BYTES] = plan.text
         words[note + 1] = plan.hash
         words[note] = number
-        if plan.memory is not self._halves or self._halves is None or self._retired is not None:
+        if plan.memory is not self._halves or self._halves is None or self._retired:
             # A tensor that is made in inference mode could not be written to outside it.
             with torch.inference_mode(False):
-                self._fit(plan.num_bytes)
+                self._release()
+                self._grow(plan.num_bytes, number)
                 assert self._halves is not None, plan.text
                 plan.lay_out(self._halves)
         return plan.views[number % 2]
@@ -160,19 +179,31 @@ class Channel:
         start = (self._notes[self.number % 2][rank] + 2) * WORD_BYTES
         return bytes(self.flags.bytes[start : start + _TEXT_BYTES]).decode("ascii", "replace").rstrip()
 
-    def _fit(self, num_bytes: int) -> None:
-        """Replace the memory if it is too small, and let that go which no rank can use any more."""
-        if self._retired is not None and self._retired.number < self.number:
-            self._arena.release(self._retired.memory)
-            self._retired = None
+    def _check_room(self, plan: Plan[Any]) -> None:
+        """Whether as much was refused before: then no rank needs to be asked."""
+        if self._refusal is not None and plan.num_bytes >= self._refused_bytes:
+            raise self._refusal
+
+    def _grow(self, num_bytes: int, number: int) -> None:
+        """Have larger memory from turn `number` on, if this is too small."""
         if num_bytes <= self._capacity:
             return
         capacity = self._arena.round_up(num_bytes)
-        whole = self._arena.extend(2 * capacity)
+        try:
+            whole = self._arena.extend(2 * capacity)
+        except NoRoom as error:
+            self._refused_bytes, self._refusal = num_bytes, error.with_traceback(None)
+            raise
         if self._whole is not None:
-            self._retired = _Retired(self._whole, self.number)
+            self._retired.append(_Retired(self._whole, number))
         self._whole, self._capacity = whole, capacity
         self._halves = whole[:capacity], whole[capacity:]
+
+    def _release(self) -> None:
+        """Let memory go that no rank can use any more: all have ended the last turn before it was replaced."""
+        for retired in [each for each in self._retired if each.number < self.number]:
+            self._arena.release(retired.memory)
+            self._retired.remove(retired)
 
 
 def _list_lines(first_word: int, num_lines: int) -> range:

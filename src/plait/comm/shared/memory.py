@@ -85,8 +85,8 @@ def build_shared_memory(
 
 
 def _num_control_bytes(degree: int) -> int:
-    """Flags, one more line for the arena, and the token, in whole pages."""
-    num_lines = Flags.lines_of_sleepers(degree) + _NUM_CHANNELS * Channel.num_lines(degree) + 1
+    """Flags and the token, in whole pages."""
+    num_lines = Flags.lines_of_sleepers(degree) + Arena.num_lines() + _NUM_CHANNELS * Channel.num_lines(degree)
     return -(-(num_lines * LINE_WORDS * WORD_BYTES + _TOKEN_BYTES) // PAGESIZE) * PAGESIZE
 
 

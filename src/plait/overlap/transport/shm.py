@@ -49,26 +49,47 @@ class SharedMemoryTransport:
         self._gathers: dict[_Key, _Gather] = {}
         self._reduces: dict[_Key, _Reduce] = {}
 
+    def reserve(self, flow: Flow, width: int, dtype: torch.dtype, label: str) -> str | None:
+        """Have the memory to move `flow`; why there is none. All ranks have to call it, before they open anything."""
+        if flow.kind is Kind.ALL_GATHER:
+            return self._gather.reserve(self._find_gather(flow, width, dtype, label).plan)
+        return self._reduce.reserve(self._find_reduce(flow, width, dtype, label).plan)
+
     def open_gather(self, flow: Flow, x_shard: Tensor, label: str) -> "_Gather":
-        """Begin to gather `x_shard`, the own rows."""
-        width = x_shard.shape[1]
-        key = (id(flow), width, x_shard.dtype, label)
-        session = self._gathers.get(key)
-        if session is None:
-            _make_room(self._gathers)
-            self._gathers[key] = session = _Gather(self.axis, self._gather, flow, width, x_shard.dtype, label)
+        """Begin to gather `x_shard`, the own rows.
+
+        Raises:
+            NoRoom: on all ranks, for want of memory that was not reserved.
+        """
+        session = self._find_gather(flow, x_shard.shape[1], x_shard.dtype, label)
         session.open(x_shard)
         return session
 
     def open_reduce(self, flow: Flow, width: int, dtype: torch.dtype, device: torch.device, label: str) -> "_Reduce":
-        """Begin to reduce rows of `width` elements in `dtype`."""
+        """Begin to reduce rows of `width` elements in `dtype`.
+
+        Raises:
+            NoRoom: on all ranks, for want of memory that was not reserved.
+        """
         assert device.type == "cpu", device
+        session = self._find_reduce(flow, width, dtype, label)
+        session.open()
+        return session
+
+    def _find_gather(self, flow: Flow, width: int, dtype: torch.dtype, label: str) -> "_Gather":
+        key = (id(flow), width, dtype, label)
+        session = self._gathers.get(key)
+        if session is None:
+            _make_room(self._gathers)
+            self._gathers[key] = session = _Gather(self.axis, self._gather, flow, width, dtype, label)
+        return session
+
+    def _find_reduce(self, flow: Flow, width: int, dtype: torch.dtype, label: str) -> "_Reduce":
         key = (id(flow), width, dtype, label)
         session = self._reduces.get(key)
         if session is None:
             _make_room(self._reduces)
             self._reduces[key] = session = _Reduce(self.axis, self._reduce, flow, width, dtype, label)
-        session.open()
         return session
 
 
@@ -121,7 +142,7 @@ class _Gather(_Session):
     def __init__(self, axis: Axis, channel: Channel, flow: Flow, width: int, dtype: torch.dtype, label: str) -> None:
         super().__init__(axis, channel, flow, label, width * dtype.itemsize)
         text, shape = self._plan_text(width, dtype), (flow.split.size, width)
-        self._plan = Plan(text, [shape], dtype, partial(_add_own, self._own), flow)
+        self.plan = Plan(text, [shape], dtype, partial(_add_own, self._own), flow)
 
     def open(self, x_shard: Tensor) -> None:
         """Begin a run."""
@@ -130,7 +151,7 @@ class _Gather(_Session):
                 f"{self._label}: rank {self._rank} on {self._axis.name!r} of degree {self._axis.degree} has "
                 f"{self._flow.tensor} of {list(x_shard.shape)}, but its rows of {self._flow.split.size} are {self._own}"
             )
-        self.full, own = self._channel.begin(self._plan)
+        self.full, own = self._channel.begin(self.plan)
         self._turn = self._channel.number * _TURN
         own.copy_(x_shard)
 
@@ -190,7 +211,7 @@ class _Reduce(_Session):
         self._kept = Interval(0, flow.split.size) if self._is_everywhere else self._own
         self._half: _Half
         shapes = [(flow.split.size, width)] * (axis.degree + self._is_everywhere)
-        self._plan = Plan(
+        self.plan = Plan(
             f"{self._plan_text(width, dtype)} in {self._carrier}",
             shapes,
             dtype,
@@ -200,7 +221,7 @@ class _Reduce(_Session):
 
     def open(self) -> None:
         """Begin a run."""
-        self._half = half = self._channel.begin(self._plan)
+        self._half = half = self._channel.begin(self.plan)
         self._turn = self._channel.number * _TURN
         self.partial = half.addends[self._rank]
         self.total = self.partial.new_empty(len(self._kept), self.partial.shape[1])
