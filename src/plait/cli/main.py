@@ -12,6 +12,7 @@ from plait import __version__
 from plait.errors import ConfigError, PlaitError, VerificationError, describe_nearest
 
 _SUMMARIES = {
+    "bench": "Measure on this machine, against the limit",
     "explain": "What each rank holds, computes and sends",
     "models": "List the models known by name",
     "train": "Train a model, or resume its training",

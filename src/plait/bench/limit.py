@@ -1,0 +1,135 @@
+"""What no schedule can beat, and what the one that runs could reach at best on this machine."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.bench.rounds import Spread
+from plait.overlap.collective_matmul import Chosen, CollectiveMatmul, Pass
+from plait.overlap.execute import Addends, execute
+from plait.schedule.costs import Costs, estimate_collective_s
+from plait.schedule.program import build_program
+from plait.schedule.simulate import simulate
+from plait.schedule.step import Content, Flow, Method
+from plait.schedule.timeline import Timeline
+from plait.sharding import Interval, Kind
+
+GemmTimes = Mapping[tuple[Pass, str], Sequence[float]]
+"""How long each GEMM took with nothing moved, in every round."""
+
+
+class Movement:
+    """All that a model's passes move, over the same transports, serially and with nothing computed."""
+
+    def __init__(self, matmul: CollectiveMatmul) -> None:
+        self._matmul = matmul
+
+    def __call__(self) -> None:
+        """Move it once."""
+        for what, chosen in self._matmul.chosen.items():
+            self._run(what, chosen)
+
+    def _run(self, what: Pass, chosen: Chosen) -> None:
+        work, axis, site = chosen.work, self._matmul.axis, what.site
+        dtype = getattr(torch, site.dtype)
+        serial = Method.NONE in chosen.transport.capability.methods
+        program = build_program(work, Method.NONE, 1, axis.rank) if serial else chosen.program
+        shard = addends = None
+        if work.gather is not None:
+            shard = torch.zeros(work.gather.split.lengths[axis.rank], site.width, dtype=dtype)
+        if work.reduce is not None:
+            addends = Addends(site.width, dtype, torch.device("cpu"))
+        execute(
+            program, chosen.transport, gemms=dict.fromkeys(work.gemms, _compute_nothing), shard=shard, addends=addends,
+            label=f"{site.label} alone",
+        )  # fmt: skip
+
+
+def _compute_nothing(rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
+    """A GEMM of no time."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Bounds of one step, from what was measured alone.
+
+    Attributes:
+        compute_s: the local work with nothing moved.
+        communication_s: all that moves beside GEMMs, with nothing computed.
+        schedule_s: what the schedules that run take on a simulated clock at these rates: the larger of the two, and
+            what their order exposes at the head and tail of every pass.
+    """
+
+    compute_s: float
+    communication_s: float
+    schedule_s: float
+
+    @property
+    def most_s(self) -> float:
+        """The larger: no schedule is faster."""
+        return max(self.compute_s, self.communication_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """For files and programs."""
+        return {
+            "compute_s": self.compute_s,
+            "communication_s": self.communication_s,
+            "communication_over_compute": self.communication_s / self.compute_s,
+            "max_s": self.most_s,
+            "head_and_tail_s": self.schedule_s - self.most_s,
+            "schedule_s": self.schedule_s,
+        }
+
+
+def derive_limit(
+    matmul: CollectiveMatmul, gemm_s: GemmTimes, compute_s: Sequence[float], communication_s: Sequence[float]
+) -> tuple[Limit, list[Timeline]]:
+    """The limit of what `matmul` runs, and its passes on the simulated clock in the order in which they first ran."""
+    alone_s = {key: statistics.median(values) for key, values in gemm_s.items()}
+    moved_s = Spread.of(communication_s).median
+    rate = _count_bytes(matmul) / moved_s if moved_s else float("inf")
+    timelines = [_simulate(what, chosen, alone_s, rate, matmul.axis.degree) for what, chosen in matmul.chosen.items()]
+    median_s = Spread.of(compute_s).median
+    other_s = max(0.0, median_s - sum(alone_s.values()))
+    return Limit(median_s, moved_s, other_s + sum(each.duration_s for each in timelines)), timelines
+
+
+def _simulate(
+    what: Pass, chosen: Chosen, alone_s: Mapping[tuple[Pass, str], float], bytes_per_s: float, degree: int
+) -> Timeline:
+    work, program = chosen.work, chosen.program
+    row_bytes = {flow.tensor: _row_bytes(what, flow) for flow in work.flows}
+    costs = Costs(
+        {gemm: partial(_scale, alone_s[what, gemm] / max(1, work.num_rows)) for gemm in work.gemms},
+        row_bytes,
+        bytes_per_s=bytes_per_s,
+        collect_s={
+            flow.tensor: estimate_collective_s(flow, row_bytes[flow.tensor], latency_s=0.0, bytes_per_s=bytes_per_s)
+            for flow in work.flows
+        },
+    )
+    return simulate([build_program(work, program.method, program.chunks, rank) for rank in range(degree)], costs)
+
+
+def _scale(row_s: float, num_rows: int) -> float:
+    return row_s * num_rows
+
+
+def _row_bytes(what: Pass, flow: Flow) -> float:
+    return float(what.site.row_bytes(Content.VALUE if flow.kind is Kind.ALL_GATHER else Content.ADDEND))
+
+
+def _count_bytes(matmul: CollectiveMatmul) -> float:
+    """What a rank has to receive at least, that with most of it."""
+    return sum(
+        (2 if flow.kind is Kind.ALL_REDUCE else 1)
+        * (flow.split.size - min(flow.split.lengths))
+        * _row_bytes(what, flow)
+        for what, chosen in matmul.chosen.items()
+        for flow in chosen.work.flows
+    )
