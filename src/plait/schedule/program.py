@@ -83,10 +83,10 @@ def _weave_gather(work: Work, flow: Flow, method: Method, chunks: int, rank: int
     gather = _GATHERS[method](flow.tensor, pieces, rank, range(pieces.num_rounds))
     own = flow.split.intervals[rank]
     steps = [*_post(gather.recvs), *gather.sends, *_multiply(work.rowwise, own), *_multiply(work.summing, own)]
-    for rows, arrivals in _join(gather):
+    for arrivals, ready in _join(gather, work.num_rows, own, is_fine=pieces.chunks > 1 or method in _RINGS):
         for piece, arrive in arrivals:
             steps += [*arrive, *_multiply(work.rowwise, piece.rows)]
-        steps += _multiply(work.summing, rows)
+        steps += _multiply(work.summing, *ready)
     return [*steps, Flush(flow.tensor)]
 
 
@@ -110,26 +110,33 @@ def _weave_reduction(work: Work, reduce: Flow, method: Method, chunks: int, rank
         steps += [*([] if is_bulk else _multiply(work.rowwise, piece.rows)), *after]
     steps += gather.sends if is_ring else ()
     steps += [] if is_bulk else _multiply(work.rowwise, own)
-    steps += _multiply(work.summing, own if work.gather else every)
-    for rows, arrivals in _join(gather):
-        steps += [*(step for _, arrive in arrivals for step in arrive), *_multiply(work.summing, rows)]
+    first = Interval(0, 0) if is_bulk else own
+    steps += _multiply(work.summing, first)
+    for arrivals, ready in _join(gather, work.num_rows, first, is_fine=pieces.chunks > 1 or is_ring):
+        steps += [*(step for _, arrive in arrivals for step in arrive), *_multiply(work.summing, *ready)]
     steps += [step for _, finish in reduction.own for step in finish]
     return [*steps, *(Flush(flow.tensor) for flow in work.flows)]
 
 
-def _join(gather: Gather) -> list[tuple[Interval, list[Arrival]]]:
-    """The rows of an owner together, for a GEMM that sums over them: it need not be cut as fine as what moves.
+def _join(
+    gather: Gather, num_rows: int, done: Interval, *, is_fine: bool
+) -> list[tuple[list[Arrival], list[Interval]]]:
+    """What comes, and the rows for a GEMM that sums over them which are there then, apart from those that are `done`.
 
-    But what comes last is not joined: there is nothing else to compute until it is all there.
+    Such a GEMM reads and writes all of its result every time, so it is not cut as fine as what moves: it gets the rows
+    of an owner together, or all at the end. But what comes last it gets piece by piece, with nothing else to do then.
     """
-    joined: list[tuple[Interval, list[Arrival]]] = []
+    if not is_fine:
+        return [(list(gather.arrivals), [Interval(0, done.start), Interval(done.stop, num_rows)])]
+    joined: list[tuple[list[Arrival], list[Interval]]] = []
     for arrival in gather.arrivals:
         piece, last = arrival[0], gather.arrivals[-1][0]
-        before, arrivals = joined[-1] if joined else (Interval(0, 0), [])
-        if arrivals and arrivals[-1][0].owner == piece.owner != last.owner and before.stop == piece.rows.start:
-            joined[-1] = (Interval(before.start, piece.rows.stop), [*arrivals, arrival])
+        before = joined[-1][0][-1][0] if joined else None
+        if before and before.owner == piece.owner != last.owner and before.rows.stop == piece.rows.start:
+            arrivals, (rows,) = joined[-1]
+            joined[-1] = [*arrivals, arrival], [Interval(rows.start, piece.rows.stop)]
         else:
-            joined.append((piece.rows, [arrival]))
+            joined.append(([arrival], [piece.rows]))
     return joined
 
 
@@ -213,8 +220,8 @@ def _every(work: Work) -> Interval:
     return Interval(0, work.num_rows)
 
 
-def _multiply(gemm: str | None, rows: Interval) -> list[Step]:
-    return [Multiply(gemm, rows)] if gemm is not None and len(rows) else []
+def _multiply(gemm: str | None, *parts: Interval) -> list[Step]:
+    return [Multiply(gemm, rows) for rows in parts if gemm is not None and len(rows)]
 
 
 def _accumulate(steps: Iterable[Step], summing: str | None) -> Iterator[Step]:

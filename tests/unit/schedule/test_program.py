@@ -153,6 +153,27 @@ flush dy
     )
 
 
+def test_with_one_chunk_wgrad_of_what_others_own_is_not_cut() -> None:
+    assert (
+        _list(derive_row_backward(SP_EXIT, 6, 3), Method.DIRECT, 1, 1)
+        == """\
+recv value dy[4:6] 2 -> 1
+recv value dy[0:2] 0 -> 1
+send value dy[2:4] 1 -> 0
+send value dy[2:4] 1 -> 2
+multiply dgrad[2:4]
+multiply wgrad[2:4]
+wait value dy[4:6] 2 -> 1
+multiply dgrad[4:6]
+wait value dy[0:2] 0 -> 1
+multiply dgrad[0:2]
+multiply wgrad[0:2] accumulating
+multiply wgrad[4:6] accumulating
+flush dy
+"""
+    )
+
+
 def test_backward_of_a_column_linear_gathers_again_under_dgrad_and_scatters_under_wgrad() -> None:
     assert (
         _list(derive_column_backward(SP_ENTRY, 4, 2), Method.BULK, 3, 1)
@@ -162,9 +183,8 @@ recv addend dx[2:4] 0 -> 1
 send value x[2:4] 1 -> 0
 multiply dgrad[0:4]
 send addend dx[0:2] 1 -> 0
-multiply wgrad[2:4]
 wait value x[0:2] 0 -> 1
-multiply wgrad[0:2] accumulating
+multiply wgrad[0:4]
 wait addend dx[2:4] 0 -> 1
 add dx[2:4] of 0, 1
 flush x

@@ -162,6 +162,7 @@ MOVED = [
     (GATHER, "flush x", "multiply forward[5:6]", "comes after x was flushed"),
     (SCATTER, "add y[2:3] of 0, 1, 2", "wait addend y[2:3] 0 -> 1", "the addend of rank 0 for rows 2:3 is not there"),
     (BACKWARD, "multiply wgrad[5:6] accumulating", "wait value x[5:6] 0 -> 1", "rows 5:6 of x have not come yet"),
+    (BACKWARD, "multiply wgrad[2:4]", "multiply dgrad[2:4]", "rows 2:3 are not through dgrad yet, which may fill"),
     (BACKWARD, "wait value x[4:5] 0 -> 1", "send value x[0:1] 1 -> 2", "round 6 is sent after round 6 was waited for"),
 ]
 

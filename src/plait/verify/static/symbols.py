@@ -94,6 +94,8 @@ class Rank:
         for cell in self.cells(step.rows):
             if cell in done:
                 self.refuse(f"rows {self.cells.show(cell)} were multiplied before")
+            if is_summing and work.rowwise and cell not in self.multiplied[work.rowwise]:
+                self.refuse(f"rows {self.cells.show(cell)} are not through {work.rowwise} yet, which may fill them in")
             if reads_gather and work.gather and cell not in self.values[work.gather.tensor]:
                 self.refuse(f"rows {self.cells.show(cell)} of {work.gather.tensor} have not come yet")
             done.add(cell)
