@@ -93,6 +93,23 @@ def test_no_rank_overwrites_what_a_slow_one_still_reads(ranks, world_size: int) 
     assert min(ranks(world_size).call(run_in_turn, num_steps=150, longest_pause_s=0.02)) > 10_000
 
 
+def wait_for_a_late_rank() -> float:
+    axis, waited_s = build_axis(), []
+    for _ in range(8):
+        torch.distributed.barrier()
+        time.sleep(0.05 * axis.rank)
+        start = time.monotonic()
+        collectives.all_reduce(torch.ones(1), axis)
+        waited_s.append(time.monotonic() - start)
+    return min(waited_s)
+
+
+def test_who_sleeps_is_woken(ranks) -> None:
+    """Nobody sleeps for longer than 0.2 s, so without that everything would only be slow."""
+    waited_s, _ = ranks(2).call(wait_for_a_late_rank)
+    assert waited_s < 0.15
+
+
 def add_up_reals(carrier: torch.dtype | None) -> None:
     axis = build_axis(reduce_dtype=carrier)
     dtype = carrier or torch.float32

@@ -125,6 +125,22 @@ def test_memory_goes_with_the_transport_and_its_axis(ranks) -> None:
     assert ranks(2).call(use_and_drop) == [[], []]
 
 
+def read_while_others_grow() -> None:
+    transport = SharedMemoryTransport(build_axis(2))
+    rank = transport.axis.rank
+    flow = Flow("x", Kind.ALL_GATHER, build_split(4, 2))
+    # Rank 1 reads late what was gathered, while rank 0 goes on to runs for which the memory is too small.
+    for width in (10, 10_000, 20_000, 40_000):
+        session = transport.open_gather(flow, torch.full((2, width), width + rank), "here")
+        session.collect()
+        time.sleep(0.3 * rank)
+        assert session.full[:, 0].tolist() == [width, width, width + 1, width + 1]
+
+
+def test_memory_that_is_still_read_is_not_given_back(ranks) -> None:
+    ranks(2).call(read_while_others_grow)
+
+
 def gather_others(widths: tuple[int, ...], label: str) -> None:
     axis = build_axis(len(widths))
     flow = Flow("x", Kind.ALL_GATHER, build_split(6, axis.degree))
