@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from plait.comm.mesh import Mesh
+from plait.comm.shared.arena import NoRoom
 from plait.config.overlap import OverlapConfig
 from plait.dtype import DType
 from plait.overlap.choice import LIBRARY
@@ -26,7 +27,7 @@ from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
 from plait.schedule.program import build_program
 from plait.schedule.step import Program
 from plait.schedule.work import Operation, Work, derive_work
-from plait.sharding import Transition
+from plait.sharding import Kind, Transition
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class CollectiveMatmul:
         """Run `what` with the GEMMs given: `shard` is gathered where something is, `addends` are reduced."""
         chosen = self.chosen.get(what)
         if chosen is None:
-            self.chosen[what] = chosen = self._choose(what)
+            self.chosen[what] = chosen = self._choose(what, shard, addends)
         instrument = self.instrument
         if instrument is not None:
             gemms = instrument.enter(what, gemms)
@@ -120,19 +121,47 @@ class CollectiveMatmul:
         chosen.line.add_measurement(outcome.exposed_s)
         return outcome
 
-    def _choose(self, what: Pass) -> Chosen:
+    def _choose(self, what: Pass, shard: Tensor | None, addends: Addends | None) -> Chosen:
         work = derive_work(
             what.operation, what.transition, what.num_rows, self.axis.degree,
             needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
         )  # fmt: skip
-        capable = {name: transport.capability.methods for name, transport in self.transports.items()}
         rates = self._find_rates(what.site.dtype) if work.flows and needs_rates(self.config) else None
+        capable = {name: transport.capability.methods for name, transport in self.transports.items()}
         choice = choose(self.config, what.site, work, reachable=self._reachable, rates=rates, capable=capable)
+        lack = self._reserve(work, shard, addends, what.site.label) if choice.transport == "shm" else None
+        if lack is not None:
+            # For this pass only: there may well be memory for smaller ones.
+            reachable = {**self._reachable, "shm": lack}
+            check_transport(self.config, reachable)
+            choice = choose(self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
         program = build_program(work, choice.method, choice.chunks, self.axis.rank)
         line = self.receipt.add_line(what.operation, what.site, work, choice, program)
         return Chosen(work, program, self.transports[choice.transport], line)
 
+    def _reserve(self, work: Work, shard: Tensor | None, addends: Addends | None, label: str) -> str | None:
+        """Have the shared memory that `work` needs; why there is none."""
+        transport = self.transports["shm"]
+        assert isinstance(transport, SharedMemoryTransport), transport
+        lack = None
+        for flow in work.flows:
+            if flow.kind is Kind.ALL_GATHER and shard is not None:
+                lack = lack or transport.reserve(flow, shard.shape[1], shard.dtype, label)
+            elif addends is not None:
+                lack = lack or transport.reserve(flow, addends.width, addends.dtype, label)
+        return lack
+
     def _find_rates(self, dtype: DType) -> Rates:
         if dtype not in self._rates:
-            self._rates[dtype] = find_rates(self.transports, self.axis, device=self.device, dtype=getattr(torch, dtype))
+            self._rates[dtype] = self._measure_rates(getattr(torch, dtype))
         return self._rates[dtype]
+
+    def _measure_rates(self, dtype: torch.dtype) -> Rates:
+        try:
+            return find_rates(self.transports, self.axis, device=self.device, dtype=dtype)
+        except NoRoom as error:
+            # Where there is too little to measure it, there is too little for anything.
+            self._reachable["shm"] = error.lack
+            check_transport(self.config, self._reachable)
+            del self.transports["shm"]
+            return self._measure_rates(dtype)

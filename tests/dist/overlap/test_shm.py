@@ -197,7 +197,7 @@ def run_out_of_memory() -> tuple[str | None, str]:
 def test_all_ranks_are_told_before_anything_moves_that_there_is_no_memory(ranks) -> None:
     for reason, message in ranks(2).call(run_out_of_memory):
         assert reason is not None
-        assert re.search(r"failed: 50.3 MB of shared memory are needed, but /dev/shm has .* left", reason)
+        assert re.fullmatch(r"50.3 MB of shared memory are needed, but /dev/shm has .* left", reason)
         assert re.search(r"failed: 25.2 MB of shared memory are needed, but /dev/shm has .* left", message)
 
 

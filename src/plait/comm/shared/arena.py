@@ -18,6 +18,8 @@ from plait.units import format_bytes
 FOLDER = Path("/dev/shm")
 """A file system in memory."""
 
+_ADVICE = f"enlarge {FOLDER} (docker run --shm-size, mount -o remount,size=...) or set overlap.transport=ring"
+
 _PUNCH_HOLE = 1 | 2
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 
@@ -29,7 +31,13 @@ _NUM_LINES = 1 + _MOST_EXTENSIONS // (LINE_WORDS * WORD_BYTES)
 
 
 class NoRoom(TransportError):
-    """There is not so much shared memory; all ranks are told so, and nothing else has happened."""
+    """There is not so much shared memory; all ranks are told so, and nothing else has happened.
+
+    Attributes:
+        lack: how much there is not.
+    """
+
+    lack = ""
 
 
 class Arena:
@@ -60,11 +68,10 @@ class Arena:
         """
         number, self._num_tried = self._num_tried, self._num_tried + 1
         if number >= _MOST_EXTENSIONS or not self._ask(num_bytes, number):
-            raise NoRoom(
-                f"{trace.identity()}: {trace.last_collective()} failed: {describe_room(num_bytes)}",
-                hint=f"enlarge {FOLDER} (docker run --shm-size, mount -o remount,size=...) or set "
-                "overlap.transport=ring",
-            )
+            lack = describe_room(num_bytes)
+            error = NoRoom(f"{trace.identity()}: {trace.last_collective()} failed: {lack}", hint=_ADVICE)
+            error.lack = lack
+            raise error
         start, self._size = self._size, self._size + num_bytes
         memory = torch.frombuffer(map_file(self._file, num_bytes, start), dtype=torch.uint8)
         self._starts[memory.data_ptr()] = start

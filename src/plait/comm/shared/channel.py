@@ -118,7 +118,7 @@ class Channel:
             with torch.inference_mode(False):
                 self._grow(plan.num_bytes, self.number + 1)
         except NoRoom as error:
-            return error.message
+            return error.lack
         return None
 
     def begin(self, plan: Plan[Views]) -> Views:

@@ -133,7 +133,7 @@ class SharedCollectives:
         try:
             return self._channel.take_turn(plan)
         except NoRoom as error:
-            self.lack = error.message
+            self.lack = error.lack
             if self._channel.number > number:
                 # It was a turn, if only to find that out.
                 self._channel.meet()

@@ -1,0 +1,80 @@
+"""Where /dev/shm is small, as in many containers, what does not fit takes another way, on all ranks."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from plait.comm.mesh import build_mesh
+from plait.config.overlap import OverlapConfig
+from plait.errors import ConfigError
+from plait.overlap import collective_matmul
+from plait.overlap.collective_matmul import CollectiveMatmul, Pass
+from plait.overlap.execute import Addends
+from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
+from plait.overlap.site import Site
+from plait.schedule.work import Operation
+from plait.sharding import Interval, MeshShape, Partial, Shard, derive_transition
+
+SMALL, LARGE = 4, 4000
+
+RATES = Rates(
+    GemmRates(1e-6, 1e9, 0.0),
+    LibraryRates(1e-3, 1e6, 1e6, 1e6),
+    (LinkRates("ring", 1e-4, 1e-4, 1e8, 1e9, 1.0), LinkRates("shm", 1e-6, 1e-6, 1e9, 1e9, 1.0)),
+)
+"""Shared memory is the best way."""
+
+
+@contextmanager
+def limited(num_bytes: int) -> Iterator[None]:
+    """Let the system refuse this process longer files, as a full /dev/shm would."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def run(matmul: CollectiveMatmul, num_rows: int) -> str:
+    """Sum ones over the ranks; over which transport."""
+    what = Pass(
+        Operation.ROW_FORWARD, Site("here", "mlp", 500, 4, "float32"), derive_transition(Partial(), Shard(0)), num_rows
+    )
+
+    def fill(rows: Interval, full: object, partial: torch.Tensor | None, *, accumulates: bool) -> None:
+        assert partial is not None
+        partial[rows.start : rows.stop] = 1.0
+
+    outcome = matmul.run(what, gemms={"forward": fill}, addends=Addends(500, torch.float32, torch.device("cpu")))
+    assert outcome.total is not None
+    assert outcome.total.shape == (num_rows // 2, 500)
+    assert outcome.total.eq(2).all()
+    return matmul.chosen[what].transport.capability.name
+
+
+def run_over_what_there_is(transport: str, num_bytes: int, *, rates: Rates | None = RATES) -> list[str]:
+    config = OverlapConfig(policy="full", method="direct", chunks=1, transport=transport)
+    matmul = CollectiveMatmul(build_mesh(MeshShape(tp=2)), config)
+    with pytest.MonkeyPatch.context() as patch, limited(num_bytes):
+        if rates is not None:
+            patch.setattr(collective_matmul, "find_rates", lambda *_, **__: rates)
+        return [run(matmul, rows) for rows in (SMALL, LARGE, 2 * SMALL)]
+
+
+def test_a_pass_that_does_not_fit_is_moved_by_messages(ranks) -> None:
+    done = ranks(2).call(run_over_what_there_is, transport="auto", num_bytes=20_000_000)
+    assert done == [["shm", "ring", "shm"]] * 2
+
+
+def test_too_little_to_measure_is_too_little(ranks) -> None:
+    done = ranks(2).call(run_over_what_there_is, transport="auto", num_bytes=300_000, rates=None)
+    assert done == [["ring"] * 3] * 2
+
+
+def test_memory_that_was_asked_for_by_name_has_to_be_enough(ranks) -> None:
+    with pytest.raises(ConfigError, match=r"transport = shm: 33.6 MB of shared memory are needed, but /dev/shm has"):
+        ranks(2).call(run_over_what_there_is, transport="shm", num_bytes=20_000_000)
