@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from math import inf, isfinite, isnan
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -52,11 +52,12 @@ class ExactCheck:
 
 @dataclass(frozen=True)
 class TraceCheck:
-    """What the collectives of one rank were, against its contract."""
+    """What one rank issued, against what was promised: collectives by its contract, messages by its schedules."""
 
     rank: int
     num_promised: int
-    difference: TraceDifference | None = None
+    difference: TraceDifference | str | None = None
+    what: Literal["collectives", "messages"] = "collectives"
 
     @property
     def passed(self) -> bool:
@@ -106,7 +107,9 @@ class Report:
         lines = [f"{row.what}: {row.worst.name} is off by {row.worst.error:.1e}" for row in self.rows if not row.passed]
         lines = [f"{line}, budget {budget:.1e}" for line in lines]
         lines += [f"{check.what}: {_differing(check)}" for check in self.exact if not check.passed]
-        return lines + [f"trace of rank {trace.rank}: {trace.difference}" for trace in self.traces if not trace.passed]
+        return lines + [
+            f"{trace.what} of rank {trace.rank}: {trace.difference}" for trace in self.traces if not trace.passed
+        ]
 
     @property
     def passed(self) -> bool:
@@ -136,7 +139,8 @@ class Report:
             "traces": [
                 {
                     "rank": trace.rank,
-                    "num_collectives": trace.num_promised,
+                    "what": trace.what,
+                    "num_promised": trace.num_promised,
                     "difference": None if trace.difference is None else str(trace.difference),
                     "passed": trace.passed,
                 }
@@ -163,7 +167,7 @@ def build_table(report: Report) -> RenderableType:
     for trace in report.traces:
         what = f"{trace.num_promised} promised, in order"
         found = "equal" if trace.passed else "differs"
-        table.add_row(f"collectives of rank {trace.rank}", what, found, "", "", _mark(trace.passed))
+        table.add_row(f"{trace.what} of rank {trace.rank}", what, found, "", "", _mark(trace.passed))
     notes = (str(report.budget), _NOTE)
     parts: list[RenderableType] = [table, "", *(Text(note, style="dim") for note in notes)]
     if report.subject.get("overlap", "disabled") != "disabled":

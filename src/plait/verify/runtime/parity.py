@@ -16,9 +16,9 @@ from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck
 from plait.verify.runtime import twin
 from plait.verify.runtime.compare import Measure, Step
 from plait.verify.runtime.pieces import Assembly
-from plait.verify.runtime.sharded import run_sharded
+from plait.verify.runtime.sharded import RankResult, run_sharded
 from plait.verify.static.budget import ErrorBudget, build_budget
-from plait.verify.static.trace import find_difference
+from plait.verify.static.trace import find_difference, find_message_difference, list_promised_messages
 
 
 class Ranks(Protocol):
@@ -64,6 +64,8 @@ def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = 
         if config.parallel.tp > 1:
             exact.append(ExactCheck("replicas", assembly.num_replicated, tuple(assembly.differing)))
     traces = [_check_trace(config, rank, result.trace) for rank, result in enumerate(results)]
+    if config.overlap.policy != "disabled":
+        traces += [_check_messages(rank, result) for rank, result in enumerate(results)]
     receipt = results[0].receipt or build_empty_receipt(config.overlap.asked)
     return Report(_describe(config), reference.budget, tuple(errors), tuple(exact), tuple(traces), receipt)
 
@@ -102,6 +104,11 @@ def _check_trace(config: RunConfig, rank: int, issued: Sequence[Collective]) -> 
     contract = derive_run_model(config, rank)
     promised = (*contract.micro_batch_collectives, *derive_grad_norm_collectives(contract.setting))
     return TraceCheck(rank, len(promised), find_difference(promised, issued))
+
+
+def _check_messages(rank: int, result: RankResult) -> TraceCheck:
+    promised = list_promised_messages(result.programs)
+    return TraceCheck(rank, len(promised), find_message_difference(promised, result.moved), "messages")
 
 
 def _build_budget(config: RunConfig) -> ErrorBudget:

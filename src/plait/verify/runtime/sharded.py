@@ -1,28 +1,33 @@
 """One rank's part of a verification: initialise, run the integer regions, take one training step, record everything."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
 from plait.comm.mesh import Mesh, build_mesh
-from plait.comm.trace import record
+from plait.comm.trace import Trace, record
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.model import derive_plan
 from plait.models.init import initialize
 from plait.models.registry import build_model
+from plait.overlap.collective_matmul import CollectiveMatmul, Pass
+from plait.overlap.execute import Rows
 from plait.overlap.receipt import Receipt, check_strict
-from plait.parallel.apply import ownership_of, parallelize, receipt_of
+from plait.parallel.apply import ownership_of, parallelize, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
 from plait.parallel.loss import vocab_parallel_cross_entropy
+from plait.schedule.step import Program, Step
 from plait.sharding import Columns, Ownership
 from plait.train.optimizer import AdamW, Gradients
 from plait.verify.runtime.integers import run_regions
 from plait.verify.runtime.pieces import Pieces
 from plait.verify.runtime.workload import IGNORE_INDEX, apply_generic_weights, build_batch, first_token
+from plait.verify.static.trace import Moved
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,15 @@ class RankResult:
     Attributes:
         ownership: who owns what of each tensor.
         trace: the collectives of the step.
-        receipt: how they were overlapped; None on one rank.
+        programs: the schedules that ran in the step, one after the other.
+        moved: the messages that the step sent and received.
+        receipt: how collectives were overlapped; None on one rank.
     """
 
     ownership: dict[str, Ownership]
     trace: tuple[Collective, ...]
+    programs: tuple[Program, ...]
+    moved: tuple[Moved, ...]
     receipt: Receipt | None
 
 
@@ -46,9 +55,36 @@ def run_sharded(config: RunConfig, folder: str) -> RankResult:
     _run_exact_parts(config, build_mesh(config.parallel.mesh_shape), pieces)
     reduce_dtype = getattr(torch, config.precision.reduce_dtype)
     mesh = build_mesh(config.parallel.mesh_shape, reduce_dtype=reduce_dtype)
-    trace, receipt = _run_step(config, mesh, pieces)
+    trace, passes = _run_step(config, mesh, pieces)
     pieces.save(folder, mesh.tp.rank)
-    return RankResult(pieces.ownership, trace, receipt)
+    moved = tuple((each.direction, each.message) for each in trace.moved)
+    return RankResult(pieces.ownership, tuple(trace.collectives), passes.programs, moved, passes.receipt)
+
+
+@dataclass
+class _Passes:
+    """Looks on while collective GEMMs run, and remembers which did."""
+
+    matmul: CollectiveMatmul | None
+    seen: list[Pass] = field(default_factory=list)
+
+    def enter(self, what: Pass, gemms: Mapping[str, Rows]) -> Mapping[str, Rows]:
+        self.seen.append(what)
+        return gemms
+
+    def note(self, step: Step, start_s: float, end_s: float) -> None:
+        """Messages are in the trace."""
+
+    def leave(self) -> None:
+        """Nothing is put back."""
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        return () if self.matmul is None else tuple(self.matmul.chosen[each].program for each in self.seen)
+
+    @property
+    def receipt(self) -> Receipt | None:
+        return None if self.matmul is None else self.matmul.receipt
 
 
 def _run_exact_parts(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
@@ -68,8 +104,13 @@ def _build(config: RunConfig, mesh: Mesh) -> nn.Module:
     return model
 
 
-def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[tuple[Collective, ...], Receipt | None]:
+def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Trace, _Passes]:
     model = _build(config, mesh)
+    record_of_model = record_of(model)
+    assert record_of_model is not None
+    passes = _Passes(record_of_model.matmul)
+    if passes.matmul is not None:
+        passes.matmul.instrument = passes
     apply_generic_weights(model, config)
     params = dict(model.named_parameters())
     optimizer = AdamW(params, getattr(torch, config.precision.compute), config.train)
@@ -98,10 +139,9 @@ def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[tuple[Coll
     pieces.add("loss", Ownership("loss", ()), loss)
     pieces.add("gradient norm", Ownership("gradient norm", ()), norm)
     _add_parameters(pieces, "update", model)
-    receipt = receipt_of(model)
-    if receipt is not None and config.overlap.strict:
-        check_strict(receipt)
-    return tuple(trace.collectives), receipt
+    if passes.receipt is not None and config.overlap.strict:
+        check_strict(passes.receipt)
+    return trace, passes
 
 
 def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module) -> None:

@@ -1,9 +1,10 @@
-"""Compares the collectives a rank issued with those its contract promised: kind, axis, shape, dtype and order."""
+"""Compares what a rank issued with what was promised: collectives with its contract, messages with its schedules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.contract.collective import Collective
+from plait.schedule.step import Message, Program, Send, Wait
 
 _CONTEXT = 2
 """Collectives shown before the first difference: enough to find the place in the model."""
@@ -51,6 +52,31 @@ def find_difference(promised: Sequence[Collective], issued: Sequence[Collective]
         if promise != issue:
             before = tuple(promised[max(0, index - _CONTEXT) : index])
             return TraceDifference(index, promise, issue, before, len(promised), len(issued))
+    return None
+
+
+Moved = tuple[str, Message]
+"""A message and whether it was `sent` or `received`."""
+
+
+def list_promised_messages(programs: Sequence[Program]) -> list[Moved]:
+    """What `programs`, run one after the other, send and wait for, in order."""
+    return [
+        ("sent" if isinstance(step, Send) else "received", step.message)
+        for program in programs
+        for step in program.steps
+        if isinstance(step, Send | Wait)
+    ]
+
+
+def find_message_difference(promised: Sequence[Moved], moved: Sequence[Moved]) -> str | None:
+    """The first difference between schedules and the messages that moved, in one line, or None."""
+    for index in range(max(len(promised), len(moved))):
+        promise = promised[index] if index < len(promised) else None
+        move = moved[index] if index < len(moved) else None
+        if promise != move:
+            shown = [" ".join(map(str, each)) if each else "nothing" for each in (promise, move)]
+            return f"message {index} of {len(promised)} promised, {len(moved)} moved: {shown[0]} promised, {shown[1]}"
     return None
 
 
