@@ -3,7 +3,7 @@ its host waited.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -57,6 +57,8 @@ class Chosen:
     program: Program
     transport: Transport
     line: Line
+    ran: set[tuple[torch.dtype | None, torch.dtype | None]] = field(default_factory=set)
+    """With which dtypes, of what is gathered and of what is reduced, it has run: all ranks agree on that."""
 
 
 class Instrument(Observer, Protocol):
@@ -112,10 +114,14 @@ class CollectiveMatmul:
         instrument = self.instrument
         if instrument is not None:
             gemms = instrument.enter(what, gemms)
+        dtypes = (None if shard is None else shard.dtype, None if addends is None else addends.dtype)
+        is_agreed = dtypes in chosen.ran
         outcome = execute(
             chosen.program, chosen.transport, gemms=gemms, shard=shard, addends=addends, label=what.site.label,
-            observer=instrument,
+            is_agreed=is_agreed, observer=instrument,
         )  # fmt: skip
+        if not is_agreed:
+            chosen.ran.add(dtypes)
         if instrument is not None:
             instrument.leave()
         chosen.line.add_measurement(outcome.exposed_s)

@@ -1,6 +1,6 @@
 """The one interpreter of schedules: takes the steps of a program in order, over whatever transport."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -66,39 +66,46 @@ def execute(
     shard: Tensor | None = None,
     addends: Addends | None = None,
     label: str = "",
+    is_agreed: bool = False,
     observer: Observer | None = None,
 ) -> Outcome:
     """Run `program` on this rank; all ranks of the axis have to, with programs of one schedule.
 
-    `shard` is what is gathered, the own rows `[T/tp, width]`; `addends` says what is reduced.
+    `shard` is what is gathered, the own rows `[T/tp, width]`; `addends` says what is reduced. `is_agreed` says that
+    the same has run before, so that there is no need to compare it with the other ranks.
     """
-    _check_agreement(program, transport, shard, addends, label)
+    if not is_agreed and program.flows:
+        _check_agreement(program, transport, shard, addends, label)
     gather: GatherSession | None = None
     reduce: ReduceSession | None = None
+    sessions: dict[str, Any] = {}
     for flow in program.flows:
         if flow.kind is Kind.ALL_GATHER:
             assert shard is not None, (label, flow)
             _issue(program, transport, flow, shard.shape[1], shard.dtype, label)
-            gather = transport.open_gather(flow, shard, label)
+            sessions[flow.tensor] = gather = transport.open_gather(flow, shard, label)
         else:
             assert addends is not None, (label, flow)
             _issue(program, transport, flow, addends.width, transport.axis.reduce_dtype or addends.dtype, label)
             reduce = transport.open_reduce(flow, addends.width, addends.dtype, addends.device, label)
-    sessions = {flow.tensor: gather if flow.kind is Kind.ALL_GATHER else reduce for flow in program.flows}
+            sessions[flow.tensor] = reduce
     partial, exposed_s = reduce.partial if reduce else None, 0.0
     for step in program.steps:
-        start_s = perf_counter()
+        is_wait = type(step) in _WAITS
+        is_timed = is_wait or observer is not None
+        start_s = perf_counter() if is_timed else 0.0
         if isinstance(step, Multiply):
             # Asked for each time: what a library gathered is a tensor of its own.
             full = gather.full if gather else None
             gemms[step.gemm](step.rows, full, partial, accumulates=step.accumulates)
         else:
-            _take(step, sessions)
-        end_s = perf_counter()
-        if isinstance(step, Wait | Flush | Collect):
-            exposed_s += end_s - start_s
-        if observer is not None:
-            observer.note(step, start_s, end_s)
+            _TAKE[type(step)](sessions, step)
+        if is_timed:
+            end_s = perf_counter()
+            if is_wait:
+                exposed_s += end_s - start_s
+            if observer is not None:
+                observer.note(step, start_s, end_s)
     return Outcome(gather.full if gather else None, transport.keeps_memory, reduce.total if reduce else None, exposed_s)
 
 
@@ -106,35 +113,29 @@ def _check_agreement(
     program: Program, transport: Transport, shard: Tensor | None, addends: Addends | None, label: str
 ) -> None:
     rows: list[Row] = []
-    device = None
     for flow in program.flows:
         if flow.kind is Kind.ALL_GATHER:
             assert shard is not None, (label, flow)
             rows.append((shard.shape[1], shard.dtype))
-            device = shard.device
         else:
             assert addends is not None, (label, flow)
             rows.append((addends.width, addends.dtype))
-            device = addends.device
-    if device is not None:
-        check_same_schedule(program, tuple(rows), transport.capability.name, transport.axis, device, label)
+    device = shard.device if shard is not None else addends.device if addends is not None else torch.device("cpu")
+    check_same_schedule(program, tuple(rows), transport.capability.name, transport.axis, device, label)
 
 
-def _take(step: Step, sessions: Mapping[str, Any]) -> None:
-    """Take a step that moves something."""
-    match step:
-        case Recv(message):
-            sessions[message.tensor].recv(message)
-        case Send(message):
-            sessions[message.tensor].send(message)
-        case Wait(message):
-            sessions[message.tensor].wait(message)
-        case Add(tensor, piece, ranks):
-            sessions[tensor].add(piece, ranks)
-        case Flush(tensor):
-            sessions[tensor].flush()
-        case Collect(tensor):
-            sessions[tensor].collect()
+_WAITS = frozenset((Wait, Flush, Collect))
+
+# A small block takes hardly longer than its steps: `match` would look at one kind after the other, each time.
+_TAKE: dict[type[Step], Callable[[Mapping[str, Any], Any], None]] = {
+    Recv: lambda sessions, step: sessions[step.message.tensor].recv(step.message),
+    Send: lambda sessions, step: sessions[step.message.tensor].send(step.message),
+    Wait: lambda sessions, step: sessions[step.message.tensor].wait(step.message),
+    Add: lambda sessions, step: sessions[step.tensor].add(step.piece, step.ranks),
+    Flush: lambda sessions, step: sessions[step.tensor].flush(),
+    Collect: lambda sessions, step: sessions[step.tensor].collect(),
+}
+"""How a step that moves something is taken."""
 
 
 def _issue(program: Program, transport: Transport, flow: Flow, width: int, dtype: torch.dtype, label: str) -> None:
