@@ -21,6 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(item.path.relative_to(TESTS).parts[0])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rates that tests measure are not to be taken for the user's, nor the user's for theirs."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[object]:
     """`ranks(4).call(function, **kwargs)` runs a function of a test module on four ranks; see support/rank_pool.py."""

@@ -1,6 +1,7 @@
 """`plait verify`: table or JSON on stdout, progress on stderr, exit status 0 passed, 1 failed, 2 bad input."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -56,6 +57,36 @@ def test_json_is_all_of_stdout(run):
     assert data["passed"] is True
     subject = {"model": "gpt-tiny", "tp": 3, "sequence_parallel": False, "batch": 2, "seq_len": 7, "compute": "float32"}
     assert subject.items() <= data["subject"].items()
+
+
+def test_receipt_stands_above_the_verdict(run):
+    _, out, _ = run("gpt-tiny", "--tp", "3", "train.seq_len=7", "overlap=mlp_only", "overlap.chunks=2")
+    before, _, receipt = out.partition("overlap = mlp_only chunks=2; what this rank waits for")
+    assert "collectives of rank 2" in before
+    assert re.search(r"layers.0-1.attention.wo +forward +14 +none ", receipt)
+    assert re.search(r"layers.0-1.mlp.w_down +forward +14 +(direct|ring) x2 over \w+ +4 x ", receipt)
+    assert "belongs to the attention, not to an MLP" in receipt
+    assert receipt.rstrip().endswith("checks)")
+
+
+def test_receipt_is_in_the_json(run):
+    _, out, _ = run("llama-tiny", "--json", "model.num_layers=1", "train.seq_len=8", "overlap=full", "overlap.chunks=1")
+    data = json.loads(out)
+    assert data["subject"]["overlap"] == data["receipt"]["asked"] == "full chunks=1"
+    assert all(line["overlaps"] and line["num_measured"] == 1 for line in data["receipt"]["lines"])
+    labels = {line["label"] for line in data["receipt"]["lines"]}
+    assert labels == {
+        "head",
+        *(f"layers.0.{name}" for name in ("attention.qkv", "attention.wo", "mlp.gate_up", "mlp.w_down")),
+    }
+
+
+def test_strict_refuses_what_would_not_be_overlapped_as_asked(run):
+    status, out, err = run("gpt-tiny", "train.seq_len=8", "overlap=full", "overlap.method=bulk", "overlap.strict=true")
+    assert (status, out) == (2, "")
+    assert "overlap.strict = true: 7 problems" in err
+    assert 'layers.0-1.mlp.w_down, row forward: asked for "full method=bulk", but what can run is none' in err
+    assert "hint: ask for what can run, or set overlap.strict=false" in err
 
 
 def test_defaults_are_small_and_overrides_win(run):

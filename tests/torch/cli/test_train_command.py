@@ -60,6 +60,20 @@ def test_stdout_is_the_summary_and_progress_goes_to_stderr(run: Run) -> None:
     assert "step 2/2  loss 5." in err
 
 
+def test_on_one_rank_the_receipt_says_that_there_is_nothing_to_overlap(run: Run) -> None:
+    _, out, err = run("nano.toml", "overlap=full")
+    note = "there is nothing to overlap on one rank (parallel.tp = 1)"
+    assert f"overlap = full: {note}" in err
+    receipt = json.loads(Path(json.loads(out)["receipt"]).read_text())
+    assert receipt == {"asked": "full", "note": note, "lines": []}
+
+
+def test_without_a_wish_one_rank_has_no_receipt(run: Run) -> None:
+    _, out, err = run("nano.toml")
+    assert json.loads(out)["receipt"] is None
+    assert "overlap" not in err
+
+
 def test_the_same_command_goes_on_where_the_run_was(run: Run) -> None:
     run("nano.toml")
     status, out, _ = run("nano.toml", "train.steps=3")

@@ -1,0 +1,50 @@
+"""The receipt of a training run: shown once, written, and in strict runs compared with what was asked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plait.comm.mesh import build_mesh
+from plait.config.overlap import OverlapConfig
+from plait.config.run import RunConfig
+from plait.errors import ConfigError
+from plait.train.loop import Summary, train
+from plait.train.metrics import read_metrics
+from tests.support.training import LLAMA, build_run
+
+STEPS, MICRO_BATCHES = 3, 2
+
+
+def build(folder: Path, **overlap: Any) -> RunConfig:
+    run = build_run(
+        folder, model=LLAMA, parallel={"tp": 2}, steps=STEPS, gradient_accumulation=MICRO_BATCHES, micro_batch_size=2
+    )
+    return run.model_copy(update={"overlap": OverlapConfig(**overlap)})
+
+
+def run_training(run: RunConfig) -> Summary:
+    return train(run, build_mesh(run.parallel.mesh_shape))
+
+
+def test_receipt_is_written_with_what_every_pass_waited(ranks: Any, tmp_path: Path) -> None:
+    summaries = ranks(2).call(run_training, run=build(tmp_path, policy="full", method="direct", chunks=2))
+    receipt = json.loads(summaries[0].receipt.read_text())
+    assert receipt["asked"] == "full method=direct chunks=2"
+    assert {(line["method"], line["chunks"]) for line in receipt["lines"]} == {("direct", 2)}
+    assert {line["num_measured"] for line in receipt["lines"]} == {STEPS * MICRO_BATCHES}
+    assert all(line["measured_exposed_s"] > 0 for line in receipt["lines"])
+    assert summaries[0].receipt == summaries[0].metrics.with_name("receipt.json")
+    assert [path.name for path in tmp_path.rglob(".writing-*")] == []
+
+
+def test_strict_run_ends_after_its_first_step_and_saves_nothing(ranks: Any, tmp_path: Path) -> None:
+    run = build(tmp_path, policy="full", method="bulk", strict=True)
+    with pytest.raises(ConfigError, match="overlap.strict = true: 7 problems") as caught:
+        ranks(2).call(run_training, run=run)
+    assert "layers.0-1.attention.wo, row forward" in caught.value.message
+    folder = tmp_path / "runs" / run.name
+    assert read_metrics(folder / "metrics.jsonl") == []
+    assert not (folder / "receipt.json").exists()
+    assert not list(folder.glob("checkpoints/step-*"))
