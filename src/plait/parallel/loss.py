@@ -153,12 +153,16 @@ class _CrossEntropy(torch.autograd.Function):
         grad_T = grad_loss_T.masked_fill(~is_valid_T, 0)
         probability_scale_T = 1 + 2 * terms.z_loss * lse_T
         grad_logits = torch.empty_like(logits_TV)
-        for rows, shifted in iterate_shifted(logits_TV, lse_T):
-            grad = shifted.exp_().mul_(probability_scale_T[rows].unsqueeze(1))
+        for rows, shifted in iterate_shifted(logits_TV, lse_T, out=grad_logits):
+            grad = shifted.exp_()
+            if terms.z_loss:
+                grad.mul_(probability_scale_T[rows].unsqueeze(1))
             own.subtract_(grad, rows, 1 - terms.label_smoothing)
             if terms.label_smoothing:
                 grad -= terms.label_smoothing / terms.vocab.size
-            grad_logits[rows] = grad.mul_(grad_T[rows].unsqueeze(1))
+            grad.mul_(grad_T[rows].unsqueeze(1))
+            if grad.dtype is not grad_logits.dtype:
+                grad_logits[rows] = grad
         return grad_logits, None, None, None
 
 
