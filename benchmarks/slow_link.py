@@ -30,6 +30,7 @@ import netlab
 import torch
 from torch import Tensor, nn
 
+from plait.bench.drawing import save_timeline
 from plait.bench.machine import describe_machine
 from plait.bench.overlap import Comparison, Run, compare
 from plait.bench.recorder import Recorder, build_sleepers
@@ -71,9 +72,9 @@ CASES = {
         Case("mlp-1024", "pair", 2, 1024, 1024, 4096),
         Case("attention-1024", "attention", 2, 1024, 1024, 2816),
         Case("block-1024", "block", 2, 1024, 1024, 2816),
-        Case("mlp-2048-sleep", "pair", 2, 2048, 2048, 8192, flops_per_s=75e9),
-        Case("mlp-1024-sleep-3", "pair", 3, 1024, 1024, 4096, flops_per_s=15e9, methods=("direct", "ring")),
-        Case("mlp-1024-sleep-4", "pair", 4, 1024, 1024, 4096, flops_per_s=15e9, methods=("direct", "ring")),
+        Case("mlp-1024-sleep", "pair", 2, 1024, 1024, 4096, flops_per_s=75e9),
+        Case("mlp-1024-sleep-3", "pair", 3, 1024, 1024, 4096, flops_per_s=30e9, methods=("direct", "ring")),
+        Case("mlp-1024-sleep-4", "pair", 4, 1024, 1024, 4096, flops_per_s=30e9, methods=("direct", "ring")),
     )
 }
 
@@ -99,6 +100,7 @@ def main() -> int:
     parser.add_argument("--ratios", type=float, nargs="*", default=RATIOS, help="communication over computation")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     parser.add_argument("--nice", type=int, default=0, help="priority of the ranks, where others use the machine")
+    parser.add_argument("--timeline", type=Path, help="draw one step at the last ratio")
     parser.add_argument("--scale", type=float, default=1.0, help="of all sizes, for a try")
     arguments = parser.parse_args()
     if "RANK" in os.environ:
@@ -132,6 +134,7 @@ def start_ranks(name: str, arguments: argparse.Namespace) -> int:
     with netlab.build_network(CASES[name].tp) as network, tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         options = ["--rounds", str(arguments.rounds), "--out", str(arguments.out), "--scale", str(arguments.scale)]
+        options += ["--timeline", str(arguments.timeline)] if arguments.timeline else []
         network.start([sys.executable, __file__, name, *options, "--ratios", *map(str, arguments.ratios)])
         if arguments.nice:
             for process in network.processes:
@@ -153,9 +156,12 @@ def measure_as_rank(case: Case, arguments: argparse.Namespace) -> None:
             # Rates that were measured over another link are not these.
             os.environ["XDG_CACHE_HOME"] = f"{os.environ['XDG_CACHE_HOME']}/{ratio}"
             comparison = compare(
-                workload, list_variants(case), case.tp, rounds=arguments.rounds, replace=find_replacement(case)
-            )
+                workload, list_variants(case), case.tp,
+                rounds=arguments.rounds, draws=arguments.timeline is not None, replace=find_replacement(case),
+            )  # fmt: skip
             ratios[str(ratio)] = {"link_bytes_per_s": bytes_per_s, **describe(comparison)}
+        if os.environ["RANK"] == "0" and arguments.timeline is not None:
+            save_timeline(comparison.charts, arguments.timeline)
         if os.environ["RANK"] == "0":
             sizes = {"tp": case.tp, "tokens": workload.num_tokens, "width": workload.width, "mlp_width": case.mlp_width}
             record = {**sizes, "dtype": "float32", "sleeping_gemm_flops_per_s": case.flops_per_s, "ratios": ratios}

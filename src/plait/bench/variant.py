@@ -14,6 +14,7 @@ from plait.errors import ConfigError
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.receipt import Receipt
 from plait.parallel.apply import parallelize, record_of
+from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.tokens import enter_tokens
 from plait.sharding import MeshShape
 
@@ -56,6 +57,7 @@ class Step:
             self.mesh = build_lone_mesh(self.mesh)
         plan = Plan(workload.roles, workload.sequence_parallel)
         self.module = parallelize(workload.build(), self.mesh, plan, overlap=variant.overlap)
+        seed_dropout(self.module, 0)
         x_full = workload.draw_input()
         if workload.width is None:
             self.x, self.grad_y = x_full, torch.ones(())
@@ -70,6 +72,7 @@ class Step:
         for leaf in self.leaves:
             leaf.grad = None
         enter_tokens(self.workload.num_tokens, self.mesh)
+        set_dropout_offset(self.module, 0)
         self.y = self.workload.run(self.module, self.x, self.mesh)
         self.y.backward(self.grad_y)
 
