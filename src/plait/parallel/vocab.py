@@ -108,7 +108,7 @@ def build_vocab_shard(logits_shard: Tensor, mesh: Mesh | None, vocab_size: int) 
 
 
 def iterate_shifted(logits_TV: Tensor, shift_T: Tensor, out: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield `logits - shift` for one range of tokens after another, in the dtype of `shift`; in `out` if that has it."""
+    """Yield `logits - shift`, one range of tokens after another, in the dtype of `shift`; in `out` if that has it."""
     chunk_bytes = min(CHUNK_BYTES, _CACHED_BYTES) if logits_TV.is_cpu else CHUNK_BYTES
     num_rows = max(1, chunk_bytes // (shift_T.element_size() * logits_TV.shape[1]))
     is_in_place = out is not None and out.dtype is shift_T.dtype
