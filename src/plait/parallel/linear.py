@@ -10,12 +10,14 @@ and `plait.overlap` runs the schedule chosen for the pass.
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Axis
 from plait.errors import ShardingError
+from plait.parallel.region import compiled
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup, ColumnGroupFunction, Outputs
 from plait.parallel.region.row import RowFunction
@@ -98,6 +100,8 @@ class RowParallelLinear(nn.Module):
                 f"{self.exit.name}: input {list(x_shard.shape)} does not end in the {own} features of this rank",
                 hint="a row linear takes what column linears give that are cut in the same units",
             )
+        if torch.compiler.is_compiling():
+            return compiled.run_row(x_shard, self.weight, self.bias, self.exit)
         return RowFunction.apply(x_shard, self.weight, self.bias, self.exit)
 
     def extra_repr(self) -> str:
@@ -109,6 +113,8 @@ def run_column_group(
     x: Tensor, group: ColumnGroup, members: Sequence[ColumnParallelLinear], *, keeps_full: bool = False
 ) -> Outputs:
     """Every member's output, what the group's activation makes of them, and the gathered input where it is wanted."""
-    params = [member.weight for member in members] + [member.bias for member in members]
-    x_full, activated, *outputs = ColumnGroupFunction.apply(x, group, keeps_full, *params)
+    weights, biases = [member.weight for member in members], [member.bias for member in members]
+    if torch.compiler.is_compiling():
+        return compiled.run_column_group(x, group, weights, biases, keeps_full=keeps_full)
+    x_full, activated, *outputs = ColumnGroupFunction.apply(x, group, keeps_full, *weights, *biases)
     return Outputs(x_full, outputs, activated)

@@ -10,13 +10,14 @@ from plait.errors import ShardingError
 from plait.overlap.collective_matmul import CollectiveMatmul, Pass
 from plait.overlap.execute import Addends, Outcome, Rows
 from plait.overlap.site import Site
+from plait.parallel.region.handle import Handled
 from plait.parallel.tokens import current_tokens
 from plait.schedule.work import Operation
 from plait.sharding import Partial, Placement, Replicate, Shard, Transition, derive_transition
 
 
 @dataclass(frozen=True)
-class Boundary:
+class Boundary(Handled):
     """Where activations enter or leave a parallel region: the transition there, and what runs it."""
 
     mesh: Mesh
@@ -61,6 +62,10 @@ class Boundary:
                 hint="tokens are flattened, [T, D], while they are sharded",
             )
         return split.size
+
+    def count_outside(self, num_rows: int) -> int:
+        """Of `num_rows` tokens those that this rank has outside."""
+        return current_tokens(self.mesh, self.name).lengths[self.mesh.tp.rank] if self.is_sharded else num_rows
 
     def run(
         self,

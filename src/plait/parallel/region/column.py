@@ -13,6 +13,7 @@ from plait.overlap.execute import Addends
 from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import ColumnDgrad, ColumnForward, ColumnWgrad
+from plait.parallel.region.handle import Handled
 from plait.schedule.work import Operation
 from plait.sharding import Interval, Invariant, Replicate, derive_transition
 
@@ -21,7 +22,7 @@ _SHARED = derive_transition(Invariant(), Replicate())
 
 
 @dataclass(frozen=True)
-class ColumnGroup:
+class ColumnGroup(Handled):
     """Column linears that read one input.
 
     Attributes:
