@@ -130,7 +130,9 @@ class Network:
 
 @contextmanager
 def build_network(num_ranks: int) -> Iterator[Network]:
-    """A network while the block lasts; the ranks started in it end with it."""
+    """A network while the block lasts; the ranks started in it end with it, also where the process is told to end."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
     network = Network(num_ranks)
     try:
         network._make()
