@@ -33,5 +33,5 @@ def test_a_copy_is_found_by_a_number_of_its_own():
 def test_what_is_no_more_is_not_found():
     handle = build_exit().handle
     gc.collect()
-    with pytest.raises(ShardingError, match=f"^a compiled graph runs parallel linear {handle}, which is no more"):
+    with pytest.raises(ShardingError, match=f"^a compiled graph runs parallel linear {int(handle)}, which is no more"):
         find_by_handle(handle)

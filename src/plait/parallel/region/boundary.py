@@ -54,7 +54,7 @@ class Boundary(Handled):
         if not self.is_sharded:
             return x.shape[:-1].numel()
         split = current_tokens(self.mesh, self.name)
-        rows = split.size if is_inside else split.lengths[self.mesh.tp.rank]
+        rows = split.size if is_inside else len(split.intervals[self.mesh.tp.rank])
         if x.dim() != 2 or x.shape[0] != rows:
             raise ShardingError(
                 f"{self.name}: rank {self.mesh.tp.rank} on 'tp' of degree {self.mesh.tp.degree} has {list(x.shape)}, "
@@ -65,7 +65,7 @@ class Boundary(Handled):
 
     def count_outside(self, num_rows: int) -> int:
         """Of `num_rows` tokens those that this rank has outside."""
-        return current_tokens(self.mesh, self.name).lengths[self.mesh.tp.rank] if self.is_sharded else num_rows
+        return len(current_tokens(self.mesh, self.name).intervals[self.mesh.tp.rank]) if self.is_sharded else num_rows
 
     def run(
         self,

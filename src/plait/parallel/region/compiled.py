@@ -41,7 +41,7 @@ def column_group(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     has_bias: Sequence[bool],
-    handle: int,
+    handle: Tensor,
     num_rows: int,
     extra: Sequence[bool],
 ) -> list[Tensor]:
@@ -59,7 +59,7 @@ def _(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     has_bias: Sequence[bool],
-    handle: int,
+    handle: Tensor,
     num_rows: int,
     extra: Sequence[bool],
 ) -> list[Tensor]:
@@ -74,7 +74,7 @@ def column_group_backward(
     weights: Sequence[Tensor],
     outputs: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    handle: int,
+    handle: Tensor,
     num_rows: int,
     extra: Sequence[bool],
     needs: Sequence[bool],
@@ -97,7 +97,7 @@ def _(
     weights: Sequence[Tensor],
     outputs: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    handle: int,
+    handle: Tensor,
     num_rows: int,
     extra: Sequence[bool],
     needs: Sequence[bool],
@@ -108,20 +108,20 @@ def _(
 
 
 def _keep_column(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, weights, _, ctx.has_bias, ctx.handle, ctx.num_rows, ctx.extra = inputs
+    x, weights, _, ctx.has_bias, handle, ctx.num_rows, ctx.extra = inputs
     ctx.members = len(weights)
     kept = _name_outputs(output, keeps_full=ctx.extra[0], is_activated=True).members if ctx.extra[1] else []
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(x, *weights, *kept)
+    ctx.save_for_backward(x, handle, *weights, *kept)
 
 
 def _run_column_backward(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
-    x, *kept = ctx.saved_tensors
+    x, handle, *kept = ctx.saved_tensors
     weights, outputs = kept[: ctx.members], kept[ctx.members :]
     needs_x, needs_weights, needs_biases, *_ = ctx.needs_input_grad
     needs_given = iter(needs_biases)
     needs = [needs_x, *needs_weights, *(has and next(needs_given) for has in ctx.has_bias)]
-    found = iter(column_group_backward(x, weights, outputs, list(grads), ctx.handle, ctx.num_rows, ctx.extra, needs))
+    found = iter(column_group_backward(x, weights, outputs, list(grads), handle, ctx.num_rows, ctx.extra, needs))
     exists = _list_existing(grads, ctx.members, ctx.extra, needs)
     every = [next(found) if is_there else None for is_there in exists]
     biases = [grad for grad, has in zip(every[1 + ctx.members :], ctx.has_bias, strict=True) if has]
@@ -156,19 +156,19 @@ def run_row(x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> T
 
 
 @torch.library.custom_op("plait::row_linear", mutates_args=())
-def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, handle: int, num_rows: int, rows: int) -> Tensor:
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, handle: Tensor, num_rows: int, rows: int) -> Tensor:
     """`rows` of the sum are this rank's."""
     return row.run_forward(find_by_handle(handle), x, num_rows, weight, bias)
 
 
 @row_linear.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, handle: int, num_rows: int, rows: int) -> Tensor:
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, handle: Tensor, num_rows: int, rows: int) -> Tensor:
     return x.new_empty(rows, weight.shape[0])
 
 
 @torch.library.custom_op("plait::row_linear_backward", mutates_args=())
 def row_linear_backward(
-    grad_y: Tensor, x: Tensor, weight: Tensor, handle: int, num_rows: int, needs: Sequence[bool]
+    grad_y: Tensor, x: Tensor, weight: Tensor, handle: Tensor, num_rows: int, needs: Sequence[bool]
 ) -> list[Tensor]:
     """The gradients that `needs` names of x, weight and bias."""
     found = row.run_backward(find_by_handle(handle), grad_y, x, num_rows, weight, (needs[0], needs[1], needs[2]))
@@ -176,20 +176,20 @@ def row_linear_backward(
 
 
 @row_linear_backward.register_fake
-def _(grad_y: Tensor, x: Tensor, weight: Tensor, handle: int, num_rows: int, needs: Sequence[bool]) -> list[Tensor]:
+def _(grad_y: Tensor, x: Tensor, weight: Tensor, handle: Tensor, num_rows: int, needs: Sequence[bool]) -> list[Tensor]:
     like = (x, weight, weight[:, 0])
     return [each.new_empty(each.shape) for each, is_wanted in zip(like, needs, strict=True) if is_wanted]
 
 
 def _keep_row(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, _, ctx.handle, ctx.num_rows, _ = inputs
-    ctx.save_for_backward(x, weight)
+    x, weight, _, handle, ctx.num_rows, _ = inputs
+    ctx.save_for_backward(x, weight, handle)
 
 
 def _run_row_backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
+    x, weight, handle = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
-    found = iter(row_linear_backward(grad_y, x, weight, ctx.handle, ctx.num_rows, needs))
+    found = iter(row_linear_backward(grad_y, x, weight, handle, ctx.num_rows, needs))
     return (*(next(found) if is_wanted else None for is_wanted in needs), None, None, None)
 
 

@@ -33,6 +33,18 @@ class ColumnForward:
         if self.activation is not None and self.activated is not None:
             self.activation.compute(*(_take(y, rows) for y in self.outputs), out=_take(self.activated, rows))
 
+    @property
+    def factors(self) -> list[Tensor]:
+        """One for each member."""
+        return [weight.T for weight in self.weights]
+
+    def put(self, products: Sequence[Tensor]) -> None:
+        """Add the biases on the way to where the outputs are wanted, and activate them all at once."""
+        for product, bias, output in zip(products, self.biases, self.outputs, strict=True):
+            _put(product, bias, out=output)
+        if self.activation is not None and self.activated is not None:
+            self.activation.compute(*self.outputs, out=self.activated)
+
 
 @dataclass(frozen=True)
 class ColumnDgrad:
@@ -59,6 +71,19 @@ class ColumnDgrad:
             out.zero_()
         elif addend is not out:
             out.copy_(addend)
+
+    @property
+    def is_product(self) -> bool:
+        """Not where the gathered input's other readers sent something back, or nobody anything."""
+        return self.grad_x_full is None and any(grad is not None for grad in self.grads)
+
+    def build_product(self) -> tuple[Tensor, Tensor]:
+        """`[dy, ...] @ [w; ...]`, so that there is one reduction for all members."""
+        present = [(grad, weight) for grad, weight in zip(self.grads, self.weights, strict=True) if grad is not None]
+        if self.activation is not None:
+            self.activation.fill(Interval(0, present[0][0].shape[0]))
+        grads, weights = zip(*present, strict=True)
+        return (grads[0], weights[0]) if len(present) == 1 else (torch.cat(grads, dim=1), torch.cat(weights))
 
 
 @dataclass(frozen=True)
@@ -109,6 +134,15 @@ class RowForward:
         assert partial is not None
         _multiply(_take(self.x, rows), self.weight.T, None, out=_take(partial, rows))
 
+    @property
+    def is_product(self) -> bool:
+        """Always: the bias is for the sum."""
+        return True
+
+    def build_product(self) -> tuple[Tensor, Tensor]:
+        """Nothing is to be made ready."""
+        return self.x, self.weight.T
+
 
 @dataclass(frozen=True)
 class RowDgrad:
@@ -122,6 +156,17 @@ class RowDgrad:
         assert self.grad_x is not None
         operand = _take(self.grad_y if full is None else full, rows)
         _multiply(operand, self.weight, None, out=_take(self.grad_x, rows))
+
+    @property
+    def factors(self) -> list[Tensor]:
+        """The weight."""
+        return [self.weight]
+
+    def put(self, products: Sequence[Tensor]) -> None:
+        """Where the gradient is wanted."""
+        assert self.grad_x is not None
+        (product,) = products
+        _put(product, None, out=self.grad_x)
 
 
 @dataclass(frozen=True)
@@ -140,6 +185,13 @@ class RowWgrad:
 
 def _take(x: Tensor, rows: Interval) -> Tensor:
     return x[rows.start : rows.stop]
+
+
+def _put(product: Tensor, bias: Tensor | None, *, out: Tensor) -> None:
+    if bias is None:
+        out.copy_(product)
+    else:
+        torch.add(product, bias, out=out)
 
 
 def _multiply(a: Tensor, b: Tensor, addend: Tensor | None, *, out: Tensor) -> None:

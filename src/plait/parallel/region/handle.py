@@ -1,8 +1,14 @@
-"""Numbers by which compiled operators find what they stand for: an operator takes tensors and numbers, nothing else."""
+"""Numbers by which compiled operators find what they stand for: an operator takes tensors and numbers, nothing else.
+
+A number is given as a tensor, whose value no compiler looks at: it guards no graph.
+"""
 
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
 
 from plait.errors import ShardingError
 
@@ -14,10 +20,10 @@ class Handled:
     """Something with a number of its own in this process, as long as it lives; a copy has another.
 
     Attributes:
-        handle: the number.
+        handle: the number, a tensor on the CPU.
     """
 
-    handle: int
+    handle: Tensor
 
     def __post_init__(self) -> None:
         self._register()
@@ -28,20 +34,22 @@ class Handled:
         self._register()
 
     def _register(self) -> None:
-        handle = next(_numbers)
-        object.__setattr__(self, "handle", handle)
-        _known[handle] = self
+        number = next(_numbers)
+        object.__setattr__(self, "handle", torch.tensor(number, device="cpu"))
+        _known[number] = self
 
 
-def find_by_handle(handle: int) -> Any:
+def find_by_handle(handle: Tensor) -> Any:
     """What has this number.
 
     Raises:
         ShardingError: it is no more.
     """
-    if handle not in _known:
+    number = int(handle)
+    found = _known.get(number)
+    if found is None:
         raise ShardingError(
-            f"a compiled graph runs parallel linear {handle}, which is no more",
+            f"a compiled graph runs parallel linear {number}, which is no more",
             hint="keep the model as long as what was compiled of it, also until its backward",
         )
-    return _known[handle]
+    return found
