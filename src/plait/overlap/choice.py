@@ -8,6 +8,10 @@ LIBRARY = "library"
 """The transport of whole collectives, those of torch.distributed; what else there is moves pieces."""
 
 
+FUSED = "symm_mem"
+"""The transport of operations that compute and move a whole pass at once: it takes no steps, and has no chunks."""
+
+
 @dataclass(frozen=True)
 class Way:
     """One way to run a collective GEMM."""

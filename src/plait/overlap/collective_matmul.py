@@ -13,8 +13,9 @@ from plait.comm.mesh import Mesh
 from plait.comm.shared.arena import NoRoom
 from plait.config.overlap import OverlapConfig
 from plait.dtype import DType
-from plait.overlap.choice import LIBRARY
-from plait.overlap.execute import Addends, Observer, Outcome, Rows, execute
+from plait.overlap.choice import FUSED, LIBRARY
+from plait.overlap.execute import Addends, Observer, Outcome, Rows, check_agreement, execute
+from plait.overlap.fused import can_fuse, find_obstacle, run_fused
 from plait.overlap.probe import find_rates
 from plait.overlap.rates import Rates
 from plait.overlap.receipt import Line, Receipt
@@ -24,8 +25,9 @@ from plait.overlap.transport.base import Transport
 from plait.overlap.transport.library import LibraryTransport
 from plait.overlap.transport.ring import RingTransport
 from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
+from plait.overlap.transport.symm_mem import CAPABILITY, why_not
 from plait.schedule.program import build_program
-from plait.schedule.step import Program
+from plait.schedule.step import Method, Program
 from plait.schedule.work import Operation, Work, derive_work
 from plait.sharding import Kind, Transition
 
@@ -51,12 +53,18 @@ class Pass:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What runs a pass, and its line of the receipt."""
+    """What runs a pass, and its line of the receipt.
+
+    Attributes:
+        program: the steps of the pass; of one that a fused operation does, the whole collectives that it amounts to.
+        is_fused: whether a fused operation does it wherever it can (`plait.overlap.fused`).
+    """
 
     work: Work
     program: Program
     transport: Transport
     line: Line
+    is_fused: bool = False
     ran: set[tuple[torch.dtype | None, torch.dtype | None]] = field(default_factory=set)
     """With which dtypes, of what is gathered and of what is reduced, it has run: all ranks agree on that."""
 
@@ -99,6 +107,9 @@ class CollectiveMatmul:
         if self.axis.shared is not None:
             self.transports["shm"] = SharedMemoryTransport(self.axis)
         self._reachable = {"shm": describe_lack(self.axis), **dict.fromkeys(self.transports)}
+        if config.policy != "disabled" and config.transport == FUSED:
+            # Only where it is asked for by name: what it costs is not measured, so `auto` cannot weigh it.
+            self._reachable[FUSED] = why_not(self.axis, self.device)
         self._rates: dict[DType, Rates] = {}
         check_transport(config, self._reachable)
         self.chosen: dict[Pass, Chosen] = {}
@@ -110,40 +121,53 @@ class CollectiveMatmul:
         """Run `what` with the GEMMs given: `shard` is gathered where something is, `addends` are reduced."""
         chosen = self.chosen.get(what)
         if chosen is None:
-            self.chosen[what] = chosen = self._choose(what, shard, addends)
+            self.chosen[what] = chosen = self._choose(what, gemms, shard, addends)
         instrument = self.instrument
         if instrument is not None:
             gemms = instrument.enter(what, gemms)
         dtypes = (None if shard is None else shard.dtype, None if addends is None else addends.dtype)
         is_agreed = dtypes in chosen.ran
-        outcome = execute(
-            chosen.program, chosen.transport, gemms=gemms, shard=shard, addends=addends, label=what.site.label,
-            is_agreed=is_agreed, observer=instrument,
-        )  # fmt: skip
+        label = what.site.label
+        if chosen.is_fused and can_fuse(chosen.work, gemms):
+            if not is_agreed:
+                check_agreement(chosen.program, FUSED, self.axis, shard, addends, label)
+            outcome = run_fused(chosen.work, gemms, self.axis, shard, label)
+        else:
+            outcome = execute(
+                chosen.program, chosen.transport, gemms=gemms, shard=shard, addends=addends, label=label,
+                is_agreed=is_agreed, observer=instrument,
+            )  # fmt: skip
         if not is_agreed:
             chosen.ran.add(dtypes)
         if instrument is not None:
             instrument.leave()
-        chosen.line.add_measurement(outcome.exposed_s)
+        # The host of another device only enqueues: `RingTransport.measure_stalls` sees what its stream waits.
+        chosen.line.add_measurement(outcome.exposed_s if self.device.type == "cpu" else None)
         return outcome
 
-    def _choose(self, what: Pass, shard: Tensor | None, addends: Addends | None) -> Chosen:
+    def _choose(self, what: Pass, gemms: Mapping[str, Rows], shard: Tensor | None, addends: Addends | None) -> Chosen:
         work = derive_work(
             what.operation, what.transition, what.num_rows, self.axis.degree,
             needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
         )  # fmt: skip
         rates = self._find_rates(what.site.dtype) if work.flows and needs_rates(self.config) else None
         capable = {name: transport.capability.methods for name, transport in self.transports.items()}
-        choice = choose(self.config, what.site, work, reachable=self._reachable, rates=rates, capable=capable)
+        capable[FUSED] = CAPABILITY.methods
+        reachable = dict(self._reachable)
+        if FUSED in reachable:
+            reachable[FUSED] = find_obstacle(work, gemms, getattr(torch, what.site.dtype), self.axis)
+        choice = choose(self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
         lack = self._reserve(work, shard, addends, what.site.label) if choice.transport == "shm" else None
         if lack is not None:
             # For this pass only: there may well be memory for smaller ones.
-            reachable = {**self._reachable, "shm": lack}
+            reachable["shm"] = lack
             check_transport(self.config, reachable)
             choice = choose(self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
-        program = build_program(work, choice.method, choice.chunks, self.axis.rank)
+        is_fused = choice.transport == FUSED
+        method, transport = (Method.NONE, LIBRARY) if is_fused else (choice.method, choice.transport)
+        program = build_program(work, method, choice.chunks, self.axis.rank)
         line = self.receipt.add_line(what.operation, what.site, work, choice, program)
-        return Chosen(work, program, self.transports[choice.transport], line)
+        return Chosen(work, program, self.transports[transport], line, is_fused)
 
     def _reserve(self, work: Work, shard: Tensor | None, addends: Addends | None, label: str) -> str | None:
         """Have the shared memory that `work` needs; why there is none."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import trace
+from plait.comm.mesh import Axis
 from plait.overlap.agree import Row, check_same_schedule
 from plait.overlap.transport.base import GatherSession, ReduceSession, Transport
 from plait.schedule.step import Add, Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step, Wait
@@ -39,13 +40,13 @@ class Outcome:
         full: the gathered tensor, `[T, width]`; good until the next run where `is_lent`.
         is_lent: whether the gathered tensor is memory of the transport.
         total: what the reduction gives.
-        exposed_s: how long the host waited for others.
+        exposed_s: how long the host waited for others; None where one operation does it all.
     """
 
     full: Tensor | None
     is_lent: bool
     total: Tensor | None
-    exposed_s: float
+    exposed_s: float | None
 
     def keep_full(self) -> Tensor | None:
         """The gathered tensor as one's own."""
@@ -75,7 +76,7 @@ def execute(
     the same has run before, so that there is no need to compare it with the other ranks.
     """
     if not is_agreed and program.flows:
-        _check_agreement(program, transport, shard, addends, label)
+        check_agreement(program, transport.capability.name, transport.axis, shard, addends, label)
     gather: GatherSession | None = None
     reduce: ReduceSession | None = None
     sessions: dict[str, Any] = {}
@@ -109,9 +110,10 @@ def execute(
     return Outcome(gather.full if gather else None, transport.keeps_memory, reduce.total if reduce else None, exposed_s)
 
 
-def _check_agreement(
-    program: Program, transport: Transport, shard: Tensor | None, addends: Addends | None, label: str
+def check_agreement(
+    program: Program, transport: str, axis: Axis, shard: Tensor | None, addends: Addends | None, label: str
 ) -> None:
+    """Compare what is about to run with the other ranks of `axis` (`plait.overlap.agree`)."""
     rows: list[Row] = []
     for flow in program.flows:
         if flow.kind is Kind.ALL_GATHER:
@@ -121,7 +123,7 @@ def _check_agreement(
             assert addends is not None, (label, flow)
             rows.append((addends.width, addends.dtype))
     device = shard.device if shard is not None else addends.device if addends is not None else torch.device("cpu")
-    check_same_schedule(program, tuple(rows), transport.capability.name, transport.axis, device, label)
+    check_same_schedule(program, tuple(rows), transport, axis, device, label)
 
 
 _WAITS = frozenset((Wait, Flush, Collect))

@@ -18,6 +18,8 @@ from plait.schedule.work import Operation, Work
 from plait.sharding import Kind
 from plait.units import format_bytes, format_seconds
 
+_NOT_WAITED = "waited: empty where a stream of the device waits, which its host does not see"
+
 
 @dataclass
 class Line:
@@ -27,7 +29,7 @@ class Line:
         num_rows: tokens of all ranks.
         num_messages: messages this rank sends, or whole collectives it takes part in.
         sent_bytes: what this rank sends, of a collective what it has to send at least.
-        measured_exposed_s: how long the host waited for others, in all runs together.
+        measured_exposed_s: how long the host waited for others, in all runs together that were measured.
         num_measured: how many runs that were.
     """
 
@@ -40,8 +42,10 @@ class Line:
     measured_exposed_s: float = 0.0
     num_measured: int = 0
 
-    def add_measurement(self, exposed_s: float) -> None:
-        """Note how long one run waited for others."""
+    def add_measurement(self, exposed_s: float | None) -> None:
+        """Note how long the host waited for others in one run; None where it is not the host that waits."""
+        if exposed_s is None:
+            return
         self.measured_exposed_s += exposed_s
         self.num_measured += 1
 
@@ -69,7 +73,7 @@ class Line:
             "predicted_s": choice.predicted_s,
             "predicted_serial_s": choice.predicted_serial_s,
             "predicted_exposed_s": choice.predicted_exposed_s,
-            "measured_exposed_s": self.measured_exposed_s,
+            "measured_exposed_s": self.measured_exposed_s if self.num_measured else None,
             "num_measured": self.num_measured,
         }
 
@@ -196,6 +200,8 @@ def build_receipt_table(receipt: Receipt) -> RenderableType:
             Text(f"({reasons.index(choice.reason) + 1})", style="" if choice.is_as_asked else "bold red"),
         )  # fmt: skip
     notes = [Text(f"({number}) {reason}", style="dim") for number, reason in enumerate(reasons, 1)]
+    if any(fold.measured_exposed_s is None for fold in folds):
+        notes.append(Text(_NOT_WAITED, style="dim"))
     return Group(Text(f"overlap = {receipt.asked}; what this rank waits for others in each pass"), table, *notes)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from plait.config.overlap import OverlapConfig
 from plait.errors import ConfigError
-from plait.overlap.choice import LIBRARY, Choice, Way
+from plait.overlap.choice import FUSED, LIBRARY, Choice, Way
 from plait.overlap.predict import Prediction, predict
 from plait.overlap.rates import Rates
 from plait.overlap.site import Site
@@ -72,8 +72,8 @@ def choose(
 
 
 def needs_rates(config: OverlapConfig) -> bool:
-    """Whether anything is left to the cost model."""
-    if config.policy == "disabled" or config.method == "none":
+    """Whether anything is left to the cost model, which knows nothing of operations that take no steps."""
+    if config.policy == "disabled" or config.method == "none" or config.transport == FUSED:
         return False
     return "auto" in (config.policy, config.method, config.chunks, config.transport)
 
@@ -118,7 +118,7 @@ def _list_ways(
         for transport in transports
         for method in methods
         if method in capable.get(transport, methods)
-        for chunks in _list_open_chunks(config, work, method)
+        for chunks in _list_open_chunks(config, work, method, transport)
     )
     return _drop_alike(config, work, ways), f"{' and '.join(transports)} cannot execute {' or '.join(methods)}"
 
@@ -148,9 +148,9 @@ def _list_open_transports(config: OverlapConfig, reachable: Mapping[str, str | N
     return able, "" if able else listed or "there is no transport but the library's collectives"
 
 
-def _list_open_chunks(config: OverlapConfig, work: Work, method: Method) -> Iterator[int]:
+def _list_open_chunks(config: OverlapConfig, work: Work, method: Method, transport: str) -> Iterator[int]:
     lengths = [length for flow in work.flows for length in flow.split.lengths if length]
-    if method in (Method.BULK, Method.NONE):
+    if method in (Method.BULK, Method.NONE) or transport == FUSED:
         yield 1
     elif config.chunks != "auto":
         yield min(config.chunks, max(lengths))
@@ -205,10 +205,10 @@ def _build_choice(
     config: OverlapConfig, way: Way, reason: str, predicted: Prediction | None = None, serial: Prediction | None = None
 ) -> Choice:
     is_as_asked = config.chunks in ("auto", way.chunks)
+    if not is_as_asked:
+        reason = f"no rank has more than {way.chunks} rows" if way.transport != FUSED else f"{FUSED} has no chunks"
     return Choice(
-        way.method, way.chunks, way.transport,
-        reason if is_as_asked else f"no rank has more than {way.chunks} rows",
-        config.asked, is_as_asked,
+        way.method, way.chunks, way.transport, reason, config.asked, is_as_asked,
         predicted.duration_s if predicted else None,
         predicted.exposed_s if predicted else None,
         serial.duration_s if serial else None,

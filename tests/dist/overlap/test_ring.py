@@ -170,6 +170,17 @@ def test_ranks_with_other_schedules_are_told_before_anything_is_sent(ranks):
     pool.call(run_with, chunks=[2, 2, 2], num_rows=[9, 9, 9])
 
 
+def run_as(labels: list[str]) -> None:
+    axis = build_axis(2)
+    run_case(Case("row", "forward", True, 9, 2), Method.DIRECT, 2, RingTransport(axis), label=labels[axis.rank])
+
+
+def test_ranks_at_other_linears_are_told_as_well(ranks):
+    """What compares them must not bear the name of one: that is how ranks out of step are found, with less to say."""
+    with pytest.raises(ScheduleError, match=r"rank 0: w_up: direct over ring(.|\n)*rank 1: w_down: direct over ring"):
+        ranks(2).call(run_as, labels=["w_up", "w_down"])
+
+
 def refuse_shard() -> None:
     axis = build_axis(2)
     flow = Case("column", "forward", True, 5, 2).work.gather

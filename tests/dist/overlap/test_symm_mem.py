@@ -3,13 +3,10 @@
 On CUDA devices tests/gpu/overlap runs the operations themselves.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed._symmetric_memory as symmetric_memory
 
 from plait.comm import trace
 from plait.comm.mesh import build_mesh
@@ -18,20 +15,9 @@ from plait.errors import ShardingError, TransportError
 from plait.overlap.transport.symm_mem import all_gather_matmul, matmul_reduce_scatter, why_not, why_not_for
 from plait.sharding import Kind, MeshShape
 from tests.support.collective_gemm import Case
+from tests.support.symmetric_memory import stand_ins
 
 T, K, N = 8, 6, 5
-
-
-@contextmanager
-def stand_ins() -> Iterator[None]:
-    """Let the operations work on CPU tensors, as torch defines what they mean."""
-    library = torch.library.Library("symm_mem", "IMPL")
-    library.impl("fused_all_gather_matmul", symmetric_memory._fused_all_gather_matmul_fallback, "CPU")
-    library.impl("fused_matmul_reduce_scatter", symmetric_memory._fused_matmul_reduce_scatter_fallback, "CPU")
-    try:
-        yield
-    finally:
-        library._destroy()
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -129,6 +129,18 @@ def test_measurements_add_up_and_are_shown_as_their_mean() -> None:
     assert "20 ms" in render(receipt)
 
 
+def test_what_the_host_does_not_wait_for_is_not_said_to_take_no_time() -> None:
+    receipt = build_receipt(FULL, layers=(0,))
+    for line in receipt.lines[1:]:
+        line.add_measurement(0.0123)
+    receipt.lines[0].add_measurement(None)
+    note = "waited: empty where a stream of the device waits, which its host does not see"
+    assert (receipt.lines[0].num_measured, receipt.to_json()["lines"][0]["measured_exposed_s"]) == (0, None)
+    assert render(receipt).splitlines()[-1] == note
+    receipt.lines[0].add_measurement(0.0123)
+    assert note not in render(receipt)
+
+
 def test_a_deep_model_is_readable_at_100_columns() -> None:
     receipt = build_receipt(FULL, layers=tuple(range(32)))
     for line in receipt.lines:
@@ -173,7 +185,7 @@ def test_json_has_everything_of_each_line() -> None:
         "predicted_s": None,
         "predicted_serial_s": None,
         "predicted_exposed_s": None,
-        "measured_exposed_s": 0.0,
+        "measured_exposed_s": None,
         "num_measured": 0,
     }
 

@@ -143,6 +143,26 @@ def test_a_transport_that_cannot_execute_a_method_is_not_chosen_for_it() -> None
     assert (choice.overlaps, choice.is_as_asked, choice.reason) == (False, False, "shm cannot execute ring")
 
 
+SYMM_MEM = {"reachable": {**ALL, "symm_mem": None}, "capable": {"symm_mem": frozenset({Method.DIRECT})}}
+
+
+def test_a_fused_operation_runs_where_it_is_asked_for_as_one_way_without_chunks() -> None:
+    config = OverlapConfig(policy="full", transport="symm_mem")
+    choice = ask(config, **SYMM_MEM)
+    assert (choice.way, choice.reason, choice.is_as_asked) == (
+        Way(Method.DIRECT, 1, "symm_mem"), "the only way", True,
+    )  # fmt: skip
+    assert not needs_rates(config)
+    cut = ask(config.model_copy(update={"chunks": 4}), **SYMM_MEM)
+    assert (cut.way, cut.reason, cut.is_as_asked) == (choice.way, "symm_mem has no chunks", False)
+    ring = ask(config.model_copy(update={"method": "ring"}), **SYMM_MEM)
+    assert (ring.way, ring.reason, ring.is_as_asked) == (
+        Way(Method.NONE, 1, LIBRARY), "symm_mem cannot execute ring", False,
+    )  # fmt: skip
+    auto = ask(OverlapConfig(policy="auto", transport="symm_mem"), **SYMM_MEM)
+    assert (auto.overlaps, auto.reason) == (False, "what computing and moving cost here was not measured")
+
+
 def test_method_none_is_the_library_or_the_named_transport_without_overlap() -> None:
     for policy in ("full", "auto"):
         assert ask(OverlapConfig(policy=policy, method="none")).way == Way(Method.NONE, 1, LIBRARY)

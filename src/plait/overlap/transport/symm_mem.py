@@ -6,7 +6,7 @@ first, or last, copies on a second stream, sums in rank order. Several GEMMs may
     column forward             all_gather_matmul(x_shard, [w.T, ...])
     row backward, dgrad        all_gather_matmul(dy_shard, [w]), whose gathered dy is then the operand of wgrad
     row forward                matmul_reduce_scatter(x, w.T)
-    column backward, dgrad     matmul_reduce_scatter(dy, w)
+    column backward, dgrad     matmul_reduce_scatter([dy, ...], [w; ...]), under which the library gathers x for wgrad
 
 Their barriers have no timeout: a rank that dies leaves the kernels of the others waiting until their launcher ends
 them. They have no backward, so they belong into the functions that have one.
@@ -95,7 +95,8 @@ def why_not(axis: Axis, device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"symmetric memory is for CUDA devices, and tensors are on {device.type}"
     if axis not in _found:
-        _found[axis] = _find_obstacle(axis, device)
+        with trace.aside():
+            _found[axis] = _find_obstacle(axis, device)
     return _found[axis]
 
 
