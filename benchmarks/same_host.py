@@ -15,18 +15,16 @@ environments that `peers/mkvenv.sh` makes.
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
+from plait.bench.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))
@@ -45,7 +43,16 @@ LIBRARIES = (
     "dtensor:tp", "dtensor:sp", "transformers", "megatron_core:tp", "megatron_core:sp", "fairscale", "deepspeed",
     "deepspeed:overlap", "torchtitan:sp", "jax:gspmd", "jax:collective", "jax:gspmd:2proc",
 )  # fmt: skip
-NAMES = (REFERENCE, BOUND, "manual_gloo:sp", "plait:sp", "plait:sp:shm", "plait:sp:ring", "plait:tp:shm", *LIBRARIES)
+SETTINGS = (
+    "plait:sp",
+    "plait:sp:shm",
+    "plait:sp:shm:none",
+    "plait:sp:ring",
+    "plait:tp",
+    "plait:tp:shm",
+    "plait:tp:shm:none",
+)
+NAMES = (REFERENCE, BOUND, "manual_gloo:sp", *SETTINGS, *LIBRARIES)
 
 WORST_DIFFERENCE = 1e-4
 """Of a fingerprint, relative: sums of squares in float32, summed in other orders (JAX 4e-6)."""
@@ -98,7 +105,7 @@ def main() -> None:
 
 def measure(case: Case, names: list[str], rounds: int) -> dict[str, Any]:
     """Start every peer, let them take turns, and summarize."""
-    machine = describe_machine()
+    machine = describe_machine() | {"threads_per_rank": 1}
     item = {"dtype": "float32", **case.item}
     failed: dict[str, str] = {}
     running: dict[str, Running] = {}
@@ -199,21 +206,6 @@ def compare(summary: dict[str, Any]) -> dict[str, Any]:
                 name = min(group, key=group.__getitem__)
                 result[key] = {"name": name, "over_plait": group[name] / ours[best]}
     return result
-
-
-def describe_machine() -> dict[str, Any]:
-    """Where and when this was measured."""
-    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    return {
-        "cpu": cpu.partition(":")[2].strip() or platform.processor(),
-        "cores": os.cpu_count(),
-        "threads_per_process": 1,
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load_average": os.getloadavg()[0],
-        "date": datetime.now(UTC).date().isoformat(),
-    }
 
 
 def print_result(name: str, result: dict[str, Any]) -> None:

@@ -41,9 +41,12 @@ PEERS: dict[str, Peer] = {
     # ours
     "plait:sp": Peer(**PLAIT, options={"mode": "sp"}),
     "plait:sp:shm": Peer(**PLAIT, options={"mode": "sp", "overlap": "full", "transport": "shm"}),
+    "plait:sp:shm:none": Peer(**PLAIT, options={"mode": "sp", "overlap": "auto", "transport": "shm", "method": "none"}),
     "plait:sp:ring": Peer(**PLAIT, options={"mode": "sp", "overlap": "full", "transport": "ring"}),
     "plait:sp:disabled": Peer(**PLAIT, options={"mode": "sp", "overlap": "disabled"}),
+    "plait:tp": Peer(**PLAIT, options={"mode": "tp"}),
     "plait:tp:shm": Peer(**PLAIT, options={"mode": "tp", "overlap": "full", "transport": "shm"}),
+    "plait:tp:shm:none": Peer(**PLAIT, options={"mode": "tp", "overlap": "auto", "transport": "shm", "method": "none"}),
     # libraries
     "dtensor:tp": Peer("dtensor", "torch", {"mode": "tp"}),
     "dtensor:sp": Peer("dtensor", "torch", {"mode": "sp"}),
