@@ -37,7 +37,7 @@ def check_same_schedule(
     if axis.group is None:
         return
     agreed = _agreed.setdefault(axis, set())
-    schedule = (label, transport, program.method, program.chunks, program.flows, program.gemms, rows)
+    schedule = (label, transport, program.method, program.chunks, program.flows, program.gemms, program.ahead, rows)
     if schedule in agreed:
         return
     text = _describe(program, rows, transport)

@@ -4,7 +4,7 @@ its host waited.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +13,9 @@ from plait.comm.mesh import Mesh
 from plait.comm.shared.arena import NoRoom
 from plait.config.overlap import OverlapConfig
 from plait.dtype import DType
+from plait.overlap.ahead import Begun, put_begun, take_begun
 from plait.overlap.choice import FUSED, LIBRARY
-from plait.overlap.execute import Addends, Observer, Outcome, Rows, check_agreement, execute
+from plait.overlap.execute import Addends, Observer, Outcome, Rows, Start, check_agreement, open_sessions, take_steps
 from plait.overlap.fused import can_fuse, find_obstacle, run_fused
 from plait.overlap.probe import find_rates
 from plait.overlap.rates import Rates
@@ -23,11 +24,12 @@ from plait.overlap.select import check_transport, choose, needs_rates
 from plait.overlap.site import Site
 from plait.overlap.transport.base import Transport
 from plait.overlap.transport.library import LibraryTransport
+from plait.overlap.transport.piecewise import PiecewiseGather
 from plait.overlap.transport.ring import RingTransport
 from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
 from plait.overlap.transport.symm_mem import CAPABILITY, why_not
-from plait.schedule.program import build_program
-from plait.schedule.step import Method, Program
+from plait.schedule.program import build_program, can_be_begun, can_begin, count_gather_rounds
+from plait.schedule.step import Ahead, Method, Program
 from plait.schedule.work import Operation, Work, derive_work
 from plait.sharding import Kind, Transition
 
@@ -52,6 +54,20 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Next:
+    """The pass that will follow another.
+
+    Attributes:
+        shard: what it gathers.
+        addends: what it reduces.
+    """
+
+    what: Pass
+    shard: Tensor
+    addends: Addends
+
+
+@dataclass(frozen=True)
 class Chosen:
     """What runs a pass, and its line of the receipt.
 
@@ -65,8 +81,9 @@ class Chosen:
     transport: Transport
     line: Line
     is_fused: bool = False
-    ran: set[tuple[torch.dtype | None, torch.dtype | None]] = field(default_factory=set)
-    """With which dtypes, of what is gathered and of what is reduced, it has run: all ranks agree on that."""
+    ran: set[tuple[Any, ...]] = field(default_factory=set)
+    """With which dtypes, of what is gathered and of what is reduced, it has run, and with what begun before it and for
+    the pass behind: all ranks agree on that."""
 
 
 class Instrument(Observer, Protocol):
@@ -89,6 +106,9 @@ class CollectiveMatmul:
         transports: by name.
         chosen: what runs each pass that has run.
         instrument: what looks on, if anything does.
+        running: the program of the latest run.
+        column: of the latest pass forward of column linears: the backward that will follow that of the next row linear,
+            and what it gathers.
 
     Raises:
         ConfigError: a transport that was asked for by name and cannot serve these ranks.
@@ -114,36 +134,90 @@ class CollectiveMatmul:
         check_transport(config, self._reachable)
         self.chosen: dict[Pass, Chosen] = {}
         self.instrument: Instrument | None = None
+        self.running: Program | None = None
+        self.column: Next | None = None
 
     def run(
-        self, what: Pass, *, gemms: Mapping[str, Rows], shard: Tensor | None = None, addends: Addends | None = None
+        self,
+        what: Pass,
+        *,
+        gemms: Mapping[str, Rows],
+        shard: Tensor | None = None,
+        addends: Addends | None = None,
+        following: Next | None = None,
     ) -> Outcome:
-        """Run `what` with the GEMMs given: `shard` is gathered where something is, `addends` are reduced."""
+        """Run `what` with the GEMMs given: `shard` is gathered where something is, `addends` are reduced.
+
+        `following` is the pass that will be next, if all goes as in the forward; its gather may be begun already.
+        """
+        begun = take_begun(self.axis.group, what, shard)
         chosen = self.chosen.get(what)
         if chosen is None:
             self.chosen[what] = chosen = self._choose(what, gemms, shard, addends)
-        instrument = self.instrument
+        program, instrument = self._build_program(chosen, begun, following), self.instrument
+        self.running = program
         if instrument is not None:
             gemms = instrument.enter(what, gemms)
         dtypes = (None if shard is None else shard.dtype, None if addends is None else addends.dtype)
-        is_agreed = dtypes in chosen.ran
-        label = what.site.label
+        agreed = (*dtypes, program.ahead, program.is_begun)
+        if agreed not in chosen.ran and program.flows:
+            name = FUSED if chosen.is_fused else chosen.transport.capability.name
+            check_agreement(program, name, self.axis, shard, addends, what.site.label)
+            chosen.ran.add(agreed)
         if chosen.is_fused and can_fuse(chosen.work, gemms):
-            if not is_agreed:
-                check_agreement(chosen.program, FUSED, self.axis, shard, addends, label)
-            outcome = run_fused(chosen.work, gemms, self.axis, shard, label)
+            outcome = run_fused(chosen.work, gemms, self.axis, shard, what.site.label)
         else:
-            outcome = execute(
-                chosen.program, chosen.transport, gemms=gemms, shard=shard, addends=addends, label=label,
-                is_agreed=is_agreed, observer=instrument,
-            )  # fmt: skip
-        if not is_agreed:
-            chosen.ran.add(dtypes)
+            start = None if following is None else Start(following.shard, following.what.site.label)
+            source = shard if begun is None else begun.session
+            sessions = open_sessions(program, chosen.transport, source, addends, what.site.label, start)
+            outcome = take_steps(program, chosen.transport, gemms, sessions, instrument)
+            self._hand_over(begun, sessions.ahead, following, chosen)
         if instrument is not None:
             instrument.leave()
         # The host of another device only enqueues: `RingTransport.measure_stalls` sees what its stream waits.
         chosen.line.add_measurement(outcome.exposed_s if self.device.type == "cpu" else None)
         return outcome
+
+    def _build_program(self, chosen: Chosen, begun: Begun | None, following: Next | None) -> Program:
+        """That of a pass, beside what was begun before it and what it can begin for the following one."""
+        if begun is not None:
+            return begun.program
+        ahead = None if following is None else self._look_ahead(chosen, following)
+        if ahead is None:
+            return chosen.program
+        return build_program(chosen.work, chosen.program.method, chosen.program.chunks, self.axis.rank, ahead=ahead)
+
+    def _look_ahead(self, chosen: Chosen, following: Next) -> Ahead | None:
+        """What of the following pass can be begun in this one, if anything."""
+        transport = chosen.transport
+        if chosen.is_fused or not isinstance(transport, RingTransport):
+            return None
+        if not can_begin(chosen.work, chosen.program.method):
+            return None
+        later = self.chosen.get(following.what)
+        if later is None:
+            self.chosen[following.what] = later = self._choose(following.what, {}, following.shard, following.addends)
+        if later.transport is not transport or not can_be_begun(later.work, later.program.method):
+            return None
+        assert later.work.gather is not None
+        return Ahead(later.work.gather, 1 if later.program.method is Method.BULK else later.program.chunks)
+
+    def _hand_over(
+        self, begun: Begun | None, ahead: PiecewiseGather | None, following: Next | None, chosen: Chosen
+    ) -> None:
+        """Be done with what was begun before, and let the following pass find what was begun for it."""
+        if begun is not None:
+            begun.transport.end_ahead()
+        if ahead is None or following is None:
+            return
+        later, transport, gather = self.chosen[following.what], chosen.transport, chosen.work.gather
+        assert isinstance(transport, RingTransport), transport
+        assert gather is not None, chosen.work
+        assert self.axis.group is not None, self.axis
+        first_round = count_gather_rounds(gather, chosen.program.chunks)
+        method, chunks = later.program.method, later.program.chunks
+        program = build_program(later.work, method, chunks, self.axis.rank, first_round=first_round)
+        put_begun(self.axis.group, Begun(following.what, following.shard, ahead, transport, program))
 
     def _choose(self, what: Pass, gemms: Mapping[str, Rows], shard: Tensor | None, addends: Addends | None) -> Chosen:
         work = derive_work(

@@ -12,6 +12,8 @@ from plait.comm import trace
 from plait.comm.mesh import Axis
 from plait.overlap.agree import Row, check_same_schedule
 from plait.overlap.transport.base import GatherSession, ReduceSession, Transport
+from plait.overlap.transport.piecewise import PiecewiseGather
+from plait.overlap.transport.ring import RingTransport
 from plait.schedule.step import Add, Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step, Wait
 from plait.sharding import Interval, Kind
 
@@ -30,6 +32,19 @@ class Addends:
     width: int
     dtype: torch.dtype
     device: torch.device
+
+
+@dataclass(frozen=True)
+class Start:
+    """A gather to be begun for the next run.
+
+    Attributes:
+        shard: its own rows.
+        label: of the pass that it is for.
+    """
+
+    shard: Tensor
+    label: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +74,20 @@ class Observer(Protocol):
     def note(self, step: Step, start_s: float, end_s: float) -> None: ...
 
 
+@dataclass(frozen=True)
+class Sessions:
+    """What moves in one run.
+
+    Attributes:
+        ahead: the gather that is begun for the next run.
+    """
+
+    gather: GatherSession | None
+    reduce: ReduceSession | None
+    ahead: PiecewiseGather | None
+    by_tensor: Mapping[str, Any]
+
+
 def execute(
     program: Program,
     transport: Transport,
@@ -67,29 +96,60 @@ def execute(
     shard: Tensor | None = None,
     addends: Addends | None = None,
     label: str = "",
-    is_agreed: bool = False,
     observer: Observer | None = None,
 ) -> Outcome:
     """Run `program` on this rank; all ranks of the axis have to, with programs of one schedule.
 
-    `shard` is what is gathered, the own rows `[T/tp, width]`; `addends` says what is reduced. `is_agreed` says that
-    the same has run before, so that there is no need to compare it with the other ranks.
+    `shard` is what is gathered, the own rows `[T/tp, width]`; `addends` says what is reduced.
     """
-    if not is_agreed and program.flows:
+    if program.flows:
         check_agreement(program, transport.capability.name, transport.axis, shard, addends, label)
+    return take_steps(program, transport, gemms, open_sessions(program, transport, shard, addends, label), observer)
+
+
+def open_sessions(
+    program: Program,
+    transport: Transport,
+    shard: Tensor | PiecewiseGather | None,
+    addends: Addends | None,
+    label: str,
+    start: Start | None = None,
+) -> Sessions:
+    """Begin with all that moves: `shard` may have been begun before, `start` is what is begun for later."""
     gather: GatherSession | None = None
     reduce: ReduceSession | None = None
-    sessions: dict[str, Any] = {}
+    by_tensor: dict[str, Any] = {}
     for flow in program.flows:
-        if flow.kind is Kind.ALL_GATHER:
-            assert shard is not None, (label, flow)
-            _issue(program, transport, flow, shard.shape[1], shard.dtype, label)
-            sessions[flow.tensor] = gather = transport.open_gather(flow, shard, label)
-        else:
+        if flow.kind is not Kind.ALL_GATHER:
             assert addends is not None, (label, flow)
             _issue(program, transport, flow, addends.width, transport.axis.reduce_dtype or addends.dtype, label)
             reduce = transport.open_reduce(flow, addends.width, addends.dtype, addends.device, label)
-            sessions[flow.tensor] = reduce
+            by_tensor[flow.tensor] = reduce
+        elif isinstance(shard, PiecewiseGather):
+            by_tensor[flow.tensor] = gather = shard
+        else:
+            assert shard is not None, (label, flow)
+            _issue(program, transport, flow, shard.shape[1], shard.dtype, label)
+            by_tensor[flow.tensor] = gather = transport.open_gather(flow, shard, label)
+    ahead = None
+    if program.ahead is not None:
+        assert start is not None, (label, program.ahead)
+        assert isinstance(transport, RingTransport), (label, transport)
+        flow = program.ahead.flow
+        _issue(program, transport, flow, start.shard.shape[1], start.shard.dtype, start.label)
+        by_tensor[flow.tensor] = ahead = transport.begin_ahead(flow, start.shard, start.label)
+    return Sessions(gather, reduce, ahead, by_tensor)
+
+
+def take_steps(
+    program: Program,
+    transport: Transport,
+    gemms: Mapping[str, Rows],
+    sessions: Sessions,
+    observer: Observer | None = None,
+) -> Outcome:
+    """Take the steps of `program`, in order."""
+    gather, reduce, by_tensor = sessions.gather, sessions.reduce, sessions.by_tensor
     partial, exposed_s = reduce.partial if reduce else None, 0.0
     for step in program.steps:
         is_wait = type(step) in _WAITS
@@ -100,14 +160,15 @@ def execute(
             full = gather.full if gather else None
             gemms[step.gemm](step.rows, full, partial, accumulates=step.accumulates)
         else:
-            _TAKE[type(step)](sessions, step)
+            _TAKE[type(step)](by_tensor, step)
         if is_timed:
             end_s = perf_counter()
             if is_wait:
                 exposed_s += end_s - start_s
             if observer is not None:
                 observer.note(step, start_s, end_s)
-    return Outcome(gather.full if gather else None, transport.keeps_memory, reduce.total if reduce else None, exposed_s)
+    total = reduce.total if reduce else None
+    return Outcome(gather.full if gather else None, transport.keeps_memory, total, exposed_s)
 
 
 def check_agreement(

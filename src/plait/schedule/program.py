@@ -8,7 +8,7 @@ from plait.errors import ScheduleError
 from plait.schedule import direct, ring
 from plait.schedule.movement import Arrival, Gather, Reduction
 from plait.schedule.piece import Pieces, build_pieces
-from plait.schedule.step import Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step
+from plait.schedule.step import Ahead, Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step
 from plait.schedule.work import Work
 from plait.sharding import Interval, Kind, build_split
 
@@ -33,8 +33,12 @@ _REDUCTIONS: dict[Method, Callable[[str, Pieces, int, Sequence[int]], Reduction]
 
 
 @lru_cache(maxsize=1024)
-def build_program(work: Work, method: Method, chunks: int, rank: int) -> Program:
+def build_program(
+    work: Work, method: Method, chunks: int, rank: int, *, ahead: Ahead | None = None, first_round: int | None = None
+) -> Program:
     """What `rank` does for `work`.
+
+    `ahead` is to be begun for the next program, which is then built with `first_round`, that of what was begun.
 
     Own rows are multiplied first where rows are gathered, so that there is something to do until others come, and last
     where they are reduced, so that there is something to do until the last addends have come.
@@ -48,16 +52,38 @@ def build_program(work: Work, method: Method, chunks: int, rank: int) -> Program
             f"{method} cannot do {' and '.join(work.gemms)} over {work.num_rows} rows with {moved} beside it",
             hint=f"it can be done by {', '.join(able)}",
         )
+    if (ahead and not can_begin(work, method)) or (first_round is not None and not can_be_begun(work, method)):
+        raise ScheduleError(
+            f"{method} of {' and '.join(work.gemms)} cannot begin a gather for the next program, or have its own begun",
+            hint="a direct gather can begin another, and the backward of a column linear can have its own begun",
+        )
     if method is Method.NONE:
         steps = _list_serial(work)
     elif work.reduce is not None and work.reduce.kind is Kind.ALL_REDUCE:
         steps = _weave_all_reduce(work, work.reduce, method, chunks, rank)
     elif work.reduce is not None:
-        steps = _weave_reduction(work, work.reduce, method, chunks, rank)
+        steps = _weave_reduction(work, work.reduce, method, chunks, rank, first_round)
     else:
         assert work.gather is not None
-        steps = _weave_gather(work, work.gather, method, chunks, rank)
-    return Program(method, chunks, rank, work.flows, work.gemms, tuple(_accumulate(steps, work.summing)))
+        steps = _weave_gather(work, work.gather, method, chunks, rank, ahead)
+    steps = [*_accumulate(steps, work.summing)]
+    return Program(method, chunks, rank, work.flows, work.gemms, tuple(steps), ahead, first_round is not None)
+
+
+def can_begin(work: Work, method: Method) -> bool:
+    """Whether a program can begin a gather for the next: nothing but its own gather moves, and that at the start."""
+    return method is Method.DIRECT and work.gather is not None and work.reduce is None
+
+
+def can_be_begun(work: Work, method: Method) -> bool:
+    """Whether the program before can have begun the gather: it is all sent at the start, and waited for at the end."""
+    is_sent_at_start = method in (Method.DIRECT, Method.BULK)
+    return is_sent_at_start and work.gather is not None and work.reduce is not None and not work.rowwise_reads_gather
+
+
+def count_gather_rounds(flow: Flow, chunks: int) -> int:
+    """In how many rounds a direct gather moves; what it begins for the next program follows."""
+    return build_pieces(flow.split, chunks).num_rounds
 
 
 def list_methods(work: Work) -> tuple[Method, ...]:
@@ -77,12 +103,18 @@ def _list_serial(work: Work) -> list[Step]:
     return steps
 
 
-def _weave_gather(work: Work, flow: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
-    """Rows are multiplied as they come."""
+def _weave_gather(work: Work, flow: Flow, method: Method, chunks: int, rank: int, ahead: Ahead | None) -> list[Step]:
+    """Rows are multiplied as they come; what is begun for the next program travels behind them."""
     pieces = build_pieces(flow.split, chunks)
     gather = _GATHERS[method](flow.tensor, pieces, rank, range(pieces.num_rounds))
+    begun = _NO_GATHER
+    if ahead is not None:
+        later = build_pieces(ahead.flow.split, ahead.chunks)
+        rounds = range(pieces.num_rounds, pieces.num_rounds + later.num_rounds)
+        begun = direct.build_gather(ahead.flow.tensor, later, rank, rounds)
     own = flow.split.intervals[rank]
-    steps = [*_post(gather.recvs), *gather.sends, *_multiply(work.rowwise, own), *_multiply(work.summing, own)]
+    steps = [*_post([*gather.recvs, *begun.recvs]), *gather.sends, *begun.sends]
+    steps += [*_multiply(work.rowwise, own), *_multiply(work.summing, own)]
     for arrivals, ready in _join(gather, work.num_rows, own, is_fine=pieces.chunks > 1 or method in _RINGS):
         for piece, arrive in arrivals:
             steps += [*arrive, *_multiply(work.rowwise, piece.rows)]
@@ -90,7 +122,9 @@ def _weave_gather(work: Work, flow: Flow, method: Method, chunks: int, rank: int
     return [*steps, Flush(flow.tensor)]
 
 
-def _weave_reduction(work: Work, reduce: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
+def _weave_reduction(
+    work: Work, reduce: Flow, method: Method, chunks: int, rank: int, first_round: int | None
+) -> list[Step]:
     """Rows of other owners are computed first and sent off; what is gathered beside is for the GEMM behind.
 
     Directly, all of a gather is sent at the start, to be there in time. Round a ring it begins behind the addends: it
@@ -98,12 +132,15 @@ def _weave_reduction(work: Work, reduce: Flow, method: Method, chunks: int, rank
     """
     is_bulk, is_ring = method is Method.BULK, method in _RINGS
     pieces = build_pieces(reduce.split, 1 if is_bulk else chunks)
-    earlier, later = range(pieces.num_rounds), range(pieces.num_rounds, 2 * pieces.num_rounds)
+    start, num_rounds = first_round or 0, pieces.num_rounds
+    earlier, later = range(start, start + num_rounds), range(start + num_rounds, start + 2 * num_rounds)
     gather = _NO_GATHER
     if work.gather is not None:
         gather = _GATHERS[method](work.gather.tensor, pieces, rank, later if is_ring else earlier)
     reduction = _REDUCTIONS[method](reduce.tensor, pieces, rank, earlier if is_ring else later)
     own, every = reduce.split.intervals[rank], _every(work)
+    if first_round is not None:
+        gather = Gather((), (), gather.arrivals)
     steps = [*_post([*gather.recvs, *reduction.recvs]), *(() if is_ring else gather.sends)]
     steps += _multiply(work.rowwise, every) if is_bulk else []
     for piece, after in reduction.others:

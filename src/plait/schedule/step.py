@@ -152,11 +152,25 @@ Step = Recv | Send | Wait | Multiply | Add | Flush | Collect
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """A gather of the next program that is begun in this one, where the link has time.
+
+    Attributes:
+        chunks: into how many pieces the next program cuts each owner's rows.
+    """
+
+    flow: Flow
+    chunks: int
+
+
+@dataclass(frozen=True)
 class Program:
     """What one rank does in one collective GEMM, or in the two of a backward.
 
     Attributes:
         chunks: into how many pieces each owner's rows were to be cut; an owner of fewer rows has fewer.
+        ahead: what is sent off and received here, and waited for in the next program.
+        is_begun: whether the program before has begun the gather.
     """
 
     method: Method
@@ -165,6 +179,8 @@ class Program:
     flows: tuple[Flow, ...]
     gemms: tuple[str, ...]
     steps: tuple[Step, ...]
+    ahead: Ahead | None = None
+    is_begun: bool = False
 
     @property
     def messages_sent(self) -> list[Message]:

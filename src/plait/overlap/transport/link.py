@@ -10,8 +10,11 @@ from plait.schedule.step import Message
 class Link(Protocol):
     """A way to and from the other ranks of an axis. Tensors are contiguous and stay as they are until done."""
 
-    def check_idle(self) -> None:
-        """Raise if an earlier run was left in the middle: what is still on its way would be taken for what is new."""
+    def check_idle(self, ahead: str | None = None) -> None:
+        """Raise if an earlier run was left in the middle: what is still on its way would be taken for what is new.
+
+        `ahead` is what the run before has begun on purpose.
+        """
 
     def recv(self, message: Message, room: Tensor) -> None:
         """Let a message come into `room`, from now on."""

@@ -27,8 +27,7 @@ class PiecewiseGather:
 
     def __init__(self, flow: Flow, x_shard: Tensor, axis: Axis, link: Link, label: str) -> None:
         _check_shard(flow, x_shard, axis, label)
-        link.check_idle()
-        self._flow = flow
+        self.flow = flow
         self._axis = axis
         self._link = link
         self._label = label
@@ -48,11 +47,11 @@ class PiecewiseGather:
         trace.note_received(message, _cut(self.full, message.piece.rows).nbytes, self._label)
 
     def flush(self) -> None:
-        self._link.flush(self._flow.tensor)
+        self._link.flush(self.flow.tensor)
 
     def collect(self) -> None:
-        trace.issue(self._flow.kind, self._axis, self.full.shape, self.full.dtype, 0, "sum", self._label)
-        _move_at_once(self, self._flow, self._axis.rank)
+        trace.issue(self.flow.kind, self._axis, self.full.shape, self.full.dtype, 0, "sum", self._label)
+        _move_at_once(self, self.flow, self._axis.rank)
 
 
 class PiecewiseReduce:
@@ -66,7 +65,6 @@ class PiecewiseReduce:
     """
 
     def __init__(self, flow: Flow, partial: Tensor, axis: Axis, link: Link, pool: Pool, label: str) -> None:
-        link.check_idle()
         self._flow = flow
         self._axis = axis
         self._link = link

@@ -34,17 +34,32 @@ class RingTransport:
         self._build_link = build_link
         self._links: dict[torch.device, Link] = {}
         self._pool = Pool()
+        self._ahead: str | None = None
 
     def open_gather(self, flow: Flow, x_shard: Tensor, label: str) -> PiecewiseGather:
         """Begin to gather `x_shard`, the own rows."""
-        return PiecewiseGather(flow, x_shard, self.axis, self._link_to(x_shard.device), label)
+        link = self._link_to(x_shard.device)
+        link.check_idle(self._ahead)
+        return PiecewiseGather(flow, x_shard, self.axis, link, label)
+
+    def begin_ahead(self, flow: Flow, x_shard: Tensor, label: str) -> PiecewiseGather:
+        """Begin to gather what the next run needs, and is given then; until `end_ahead` it may be on its way."""
+        gather = self.open_gather(flow, x_shard, label)
+        self._ahead = flow.tensor
+        return gather
+
+    def end_ahead(self) -> None:
+        """Nothing that was begun ahead is on its way any longer."""
+        self._ahead = None
 
     def open_reduce(
         self, flow: Flow, width: int, dtype: torch.dtype, device: torch.device, label: str
     ) -> PiecewiseReduce:
         """Begin to reduce rows of `width` elements in `dtype`."""
+        link = self._link_to(device)
+        link.check_idle(self._ahead)
         partial = self._pool.take(flow.split.size, width, dtype, device)
-        return PiecewiseReduce(flow, partial, self.axis, self._link_to(device), self._pool, label)
+        return PiecewiseReduce(flow, partial, self.axis, link, self._pool, label)
 
     @contextmanager
     def measure_stalls(self, device: torch.device) -> Iterator[Stalls]:

@@ -98,12 +98,14 @@ class ThreadTransport:
 
     def open_gather(self, flow: Flow, x_shard: Tensor, label: str) -> PiecewiseGather:
         """Begin to gather `x_shard`, the own rows."""
+        self._link.check_idle()
         return PiecewiseGather(flow, x_shard, self.axis, self._link, label)
 
     def open_reduce(
         self, flow: Flow, width: int, dtype: torch.dtype, device: torch.device, label: str
     ) -> PiecewiseReduce:
         """Begin to reduce rows of `width` elements in `dtype`."""
+        self._link.check_idle()
         partial = self._pool.take(flow.split.size, width, dtype, device)
         return PiecewiseReduce(flow, partial, self.axis, self._link, self._pool, label)
 
@@ -118,7 +120,8 @@ class _ThreadLink:
         """By round."""
         self._sent: list[tuple[Message, _Mail]] = []
 
-    def check_idle(self) -> None:
+    def check_idle(self, ahead: str | None = None) -> None:
+        assert ahead is None, ahead
         if self._expected or self._sent:
             left = f"{len(self._expected)} messages may still come, and {len(self._sent)} still leave"
             raise TransportError(f"an earlier run was left in the middle: {left}")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from plait.comm.mesh import Mesh
 from plait.errors import ShardingError
-from plait.overlap.collective_matmul import CollectiveMatmul, Pass
+from plait.overlap.collective_matmul import CollectiveMatmul, Next, Pass
 from plait.overlap.execute import Addends, Outcome, Rows
 from plait.overlap.site import Site
 from plait.parallel.region.handle import Handled
@@ -76,7 +76,8 @@ class Boundary(Handled):
         needs: tuple[bool, bool] = (True, True),
         shard: Tensor | None = None,
         addends: Addends | None = None,
+        following: Next | None = None,
     ) -> Outcome:
         """Run a pass of the linears here; `needs` says whether a backward is to compute dgrad and wgrad."""
         what = Pass(operation, self.site, self.transition, num_rows, *needs)
-        return self.matmul.run(what, gemms=gemms, shard=shard, addends=addends)
+        return self.matmul.run(what, gemms=gemms, shard=shard, addends=addends, following=following)

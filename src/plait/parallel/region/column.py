@@ -9,6 +9,7 @@ from torch import Tensor
 
 from plait.comm import collectives
 from plait.comm.mesh import Axis
+from plait.overlap.collective_matmul import Next, Pass
 from plait.overlap.execute import Addends
 from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
 from plait.parallel.region.boundary import Boundary
@@ -170,6 +171,7 @@ class ColumnGroupFunction(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         given = run_forward(group, Operands(x, ctx.num_rows, weights), biases, keeps_full=keeps_full)
         ctx.save_for_backward(x, *weights, *(given.members if group.activation is not None else ()))
+        group.entry.matmul.column = _find_backward(ctx, group, x)
         return (given.x_full, given.activated, *given.members)
 
     @staticmethod
@@ -187,6 +189,18 @@ class ColumnGroupFunction(torch.autograd.Function):
             Needs(ctx.needs_input_grad[0], needs_params[:members], needs_params[members:]),
         )
         return (grads.x, None, None, *grads.weights, *grads.biases)
+
+
+def _find_backward(ctx: Any, group: ColumnGroup, x: Tensor) -> Next | None:
+    """The pass that follows that of the next row linear in backward, where it gathers something and may be known."""
+    needs_x, needs_weight = ctx.needs_input_grad[0], any(ctx.needs_input_grad[3 : 3 + len(group.shared_over)])
+    # Where saved tensors go elsewhere (checkpointing, offloading), to hold on to one would be to keep it here.
+    is_kept_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    if not (needs_x and needs_weight and group.entry.is_sharded) or is_kept_elsewhere:
+        return None
+    entry = group.entry
+    what = Pass(Operation.COLUMN_BACKWARD, entry.site, entry.transition, ctx.num_rows)
+    return Next(what, x.detach(), Addends(x.shape[-1], x.dtype, x.device))
 
 
 def _build_activation_gradient(

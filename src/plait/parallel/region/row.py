@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.overlap.collective_matmul import Next
 from plait.overlap.execute import Addends
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import RowDgrad, RowForward, RowWgrad
@@ -31,7 +32,15 @@ def run_forward(exit: Boundary, x: Tensor, num_rows: int, weight: Tensor, bias: 
     return y.view(*x.shape[:-1], width) if x.dim() > 2 else y
 
 
-def run_backward(exit: Boundary, grad_y: Tensor, x: Tensor, num_rows: int, weight: Tensor, needs: Needs) -> Gradients:
+def run_backward(
+    exit: Boundary,
+    grad_y: Tensor,
+    x: Tensor,
+    num_rows: int,
+    weight: Tensor,
+    needs: Needs,
+    following: Next | None = None,
+) -> Gradients:
     """Gather the gradient, and multiply it with the weight and with the input."""
     needs_x, needs_weight, needs_bias = needs
     rows_x, rows_grad = x.flatten(0, -2), grad_y.flatten(0, -2)
@@ -43,6 +52,7 @@ def run_backward(exit: Boundary, grad_y: Tensor, x: Tensor, num_rows: int, weigh
         {"dgrad": dgrad, "wgrad": wgrad},
         shard=rows_grad,
         needs=(needs_x, needs_weight),
+        following=following,
     )
     grad_bias = (rows_grad if outcome.full is None else outcome.full).sum(0) if needs_bias else None
     return None if dgrad.grad_x is None else dgrad.grad_x.view(x.shape), wgrad.grad_weight, grad_bias
@@ -68,9 +78,13 @@ class RowFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> Tensor:
         ctx.exit, ctx.num_rows = exit, exit.count_rows(x, is_inside=True)
         ctx.save_for_backward(x, weight)
+        ctx.following, exit.matmul.column = exit.matmul.column, None
         return run_forward(exit, x, ctx.num_rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return (*run_backward(ctx.exit, grad_y, x, ctx.num_rows, weight, ctx.needs_input_grad[:3]), None)
+        # Once only: what it gathers is to be freed as soon as the pass that saved it is through.
+        following, ctx.following = ctx.following, None
+        needs = ctx.needs_input_grad[:3]
+        return (*run_backward(ctx.exit, grad_y, x, ctx.num_rows, weight, needs, following), None)

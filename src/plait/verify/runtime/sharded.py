@@ -66,10 +66,12 @@ class _Passes:
     """Looks on while collective GEMMs run, and remembers which did."""
 
     matmul: CollectiveMatmul | None
-    seen: list[Pass] = field(default_factory=list)
+    seen: list[Program] = field(default_factory=list)
 
     def enter(self, what: Pass, gemms: Mapping[str, Rows]) -> Mapping[str, Rows]:
-        self.seen.append(what)
+        assert self.matmul is not None
+        assert self.matmul.running is not None
+        self.seen.append(self.matmul.running)
         return gemms
 
     def note(self, step: Step, start_s: float, end_s: float) -> None:
@@ -80,7 +82,7 @@ class _Passes:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        return () if self.matmul is None else tuple(self.matmul.chosen[each].program for each in self.seen)
+        return tuple(self.seen)
 
     @property
     def receipt(self) -> Receipt | None:

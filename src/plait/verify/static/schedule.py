@@ -8,6 +8,7 @@ told apart by their order (NCCL).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from plait.errors import ScheduleError
 from plait.schedule.step import Add, Collect, Content, Flush, Message, Method, Multiply, Program, Recv, Send, Step, Wait
@@ -29,6 +30,45 @@ def check_schedule(programs: Sequence[Program], work: Work) -> None:
         _check_memory(program, work)
     _check_matched(programs)
     _run([Rank(program, work, cells) for cells in (Cells(programs, work),) for program in programs])
+
+
+def check_pair(first: Sequence[Program], second: Sequence[Program], works: tuple[Work, Work]) -> None:
+    """Check two schedules, one after the other, of which the first begins the gather of the second.
+
+    Without what it begins, the first has to hold; the second has to hold with that in front. And in the one order of
+    rounds, what is begun goes behind all else of the first and before all else of the second.
+
+    Raises:
+        ScheduleError: what does not hold, on which rank.
+    """
+    tensors = [program.ahead.flow.tensor if program.ahead else None for program in first]
+    alone, whole = [], []
+    for one, other, tensor in zip(first, second, tensors, strict=True):
+        begun = [step for step in one.steps if _is_of(step, tensor)]
+        alone.append(replace(one, steps=tuple(step for step in one.steps if not _is_of(step, tensor)), ahead=None))
+        # All receives first, as in one program: in truth what was sent ahead had all of the first program to go off.
+        posted = [step for step in (*begun, *other.steps) if isinstance(step, Recv)]
+        rest = [step for step in (*begun, *other.steps) if not isinstance(step, Recv)]
+        whole.append(replace(other, steps=(*posted, *rest), is_begun=False))
+        _check_between(one, other, begun)
+    check_schedule(alone, works[0])
+    check_schedule(whole, works[1])
+
+
+def _is_of(step: Step, tensor: str | None) -> bool:
+    return isinstance(step, Recv | Send) and step.message.tensor == tensor
+
+
+def _check_between(first: Program, second: Program, begun: Sequence[Step]) -> None:
+    rounds = [step.message.round for step in begun if isinstance(step, Recv | Send)]
+    before = [step.message.round for step in first.steps if isinstance(step, Recv | Send) and step not in begun]
+    behind = [step.message.round for step in second.steps if isinstance(step, Recv | Send)]
+    for earlier, later in ((before, rounds), (rounds, behind)):
+        if earlier and later and max(earlier) >= min(later):
+            raise ScheduleError(
+                f"rank {first.rank}: round {min(later)} is not behind round {max(earlier)}, "
+                "so what is begun for the next program would not keep its place"
+            )
 
 
 def count_buffered_rows(program: Program) -> int:
