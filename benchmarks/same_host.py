@@ -84,8 +84,8 @@ CASES = {
     "block-64": _small(64, 4, 2, 176),
     "block-128": _small(128, 4, 2, 352),
     "block-256": _small(256, 8, 4, 704),
-    "block-1024": Case({"kind": "block"}, rounds=6, samples=2, steps=1, without=(*LARGE, "deepspeed")),
-    "ends-1024": Case({"kind": "head"}, rounds=5, samples=1, steps=1, without=(*LARGE, "jax:collective")),
+    "block-1024": Case({"kind": "block"}, rounds=5, samples=2, steps=1, without=(*LARGE, "deepspeed")),
+    "ends-1024": Case({"kind": "head"}, rounds=4, samples=1, steps=1, without=(*LARGE, "jax:collective")),
 }
 
 
