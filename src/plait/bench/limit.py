@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,14 +13,18 @@ from plait.bench.rounds import Spread
 from plait.overlap.collective_matmul import Chosen, CollectiveMatmul, Pass
 from plait.overlap.execute import Addends, execute
 from plait.schedule.costs import Costs, estimate_collective_s
-from plait.schedule.program import build_program
+from plait.schedule.program import build_program, count_gather_rounds, join_programs
 from plait.schedule.simulate import simulate
-from plait.schedule.step import Content, Flow, Method
+from plait.schedule.step import Ahead, Content, Flow, Method, Program
 from plait.schedule.timeline import Timeline
 from plait.sharding import Interval, Kind
 
 GemmTimes = Mapping[tuple[Pass, str], Sequence[float]]
 """How long each GEMM took with nothing moved, in every round."""
+
+
+_NEXT = " next"
+"""Behind the names of the GEMMs of a pass that is timed together with the one before."""
 
 
 class Movement:
@@ -93,18 +97,45 @@ def derive_limit(
     alone_s = {key: statistics.median(values) for key, values in gemm_s.items()}
     moved_s = Spread.of(communication_s).median
     rate = _count_bytes(matmul) / moved_s if moved_s else float("inf")
-    timelines = [_simulate(what, chosen, alone_s, rate, matmul.axis.degree) for what, chosen in matmul.chosen.items()]
+    begun = set(matmul.begun_by.values())
+    timelines = [_simulate(what, matmul, alone_s, rate) for what in matmul.chosen if what not in begun]
     median_s = Spread.of(compute_s).median
     other_s = max(0.0, median_s - sum(alone_s.values()))
     return Limit(median_s, moved_s, other_s + sum(each.duration_s for each in timelines)), timelines
 
 
 def _simulate(
-    what: Pass, chosen: Chosen, alone_s: Mapping[tuple[Pass, str], float], bytes_per_s: float, degree: int
+    what: Pass, matmul: CollectiveMatmul, alone_s: Mapping[tuple[Pass, str], float], bytes_per_s: float
 ) -> Timeline:
-    work, program = chosen.work, chosen.program
+    """A pass, and the one that it begins something for together with it."""
+    degree, following = matmul.axis.degree, matmul.begun_by.get(what)
+    costs = _derive_costs(what, matmul.chosen[what], alone_s, bytes_per_s)
+    if following is None:
+        chosen = matmul.chosen[what]
+        program = chosen.program
+        programs = [build_program(chosen.work, program.method, program.chunks, rank) for rank in range(degree)]
+        return simulate(programs, costs)
+    later = _derive_costs(following, matmul.chosen[following], alone_s, bytes_per_s)
+    gemm_s = {**costs.gemm_s, **{f"{gemm}{_NEXT}": seconds for gemm, seconds in later.gemm_s.items()}}
+    both = replace(costs, gemm_s=gemm_s, row_bytes={**costs.row_bytes, **later.row_bytes})
+    return simulate([_join(matmul, what, following, rank) for rank in range(degree)], both)
+
+
+def _join(matmul: CollectiveMatmul, what: Pass, following: Pass, rank: int) -> Program:
+    one, other = matmul.chosen[what], matmul.chosen[following]
+    assert one.work.gather is not None, what
+    assert other.work.gather is not None, following
+    ahead = Ahead(other.work.gather, 1 if other.program.method is Method.BULK else other.program.chunks)
+    first_round = count_gather_rounds(one.work.gather, one.program.chunks)
+    first = build_program(one.work, one.program.method, one.program.chunks, rank, ahead=ahead)
+    method, chunks = other.program.method, other.program.chunks
+    return join_programs(first, build_program(other.work, method, chunks, rank, first_round=first_round), _NEXT)
+
+
+def _derive_costs(what: Pass, chosen: Chosen, alone_s: Mapping[tuple[Pass, str], float], bytes_per_s: float) -> Costs:
+    work = chosen.work
     row_bytes = {flow.tensor: _row_bytes(what, flow) for flow in work.flows}
-    costs = Costs(
+    return Costs(
         {gemm: partial(_scale, alone_s[what, gemm] / max(1, work.num_rows)) for gemm in work.gemms},
         row_bytes,
         bytes_per_s=bytes_per_s,
@@ -113,7 +144,6 @@ def _simulate(
             for flow in work.flows
         },
     )
-    return simulate([build_program(work, program.method, program.chunks, rank) for rank in range(degree)], costs)
 
 
 def _scale(row_s: float, num_rows: int) -> float:

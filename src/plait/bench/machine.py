@@ -3,16 +3,17 @@
 import os
 import platform
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from plait.overlap.machine import name_processor
 
 
 def describe_machine() -> dict[str, Any]:
     """The machine, what else it did at the start, and the date."""
     return {
-        "cpu": _name_processor(),
+        "cpu": name_processor(),
         "cores": os.cpu_count(),
         "threads_per_rank": torch.get_num_threads(),
         "system": platform.platform(),
@@ -21,12 +22,3 @@ def describe_machine() -> dict[str, Any]:
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "date": datetime.now(UTC).date().isoformat(),
     }
-
-
-def _name_processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -38,8 +38,8 @@ def command(source: str, overrides: Sequence[str], tp: int | None, no_sequence_p
 
     Logits, loss, every gradient, the gradient norm and the updated parameters must be within a stated error budget;
     linear regions on small integers and replicated parameters must be equal bit for bit; the collectives issued must be
-    those of the contract. Runs in float32 on 2 sequences of at most 32 tokens unless overridden. Exit status 0 only if
-    all holds.
+    those of the contract, and the messages moved those of the schedules. Runs in float32 on 2 sequences of at most 32
+    tokens unless overridden. Exit status 0 only if all holds.
     """
     config = _load_config(source, overrides, tp, no_sequence_parallel)
     check_memory(config)

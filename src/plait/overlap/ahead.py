@@ -4,11 +4,11 @@ while the backward of the row linear behind it still computes.
 Nothing depends on the next pass coming: whatever comes instead first lets arrive what is on its way, and drops it.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch import Tensor
 
 from plait.overlap.transport.piecewise import PiecewiseGather
 from plait.overlap.transport.ring import RingTransport
@@ -21,27 +21,28 @@ class Begun:
 
     Attributes:
         what: the pass that is to come.
-        shard: the own rows that were sent.
+        following: the very run of it, by identity.
         program: of that pass, which waits for the messages.
+        in_vain: passes for which something was begun that they did not come for; they are not begun for again.
     """
 
-    what: object
-    shard: Tensor
+    what: Hashable
+    following: object
     session: PiecewiseGather
     transport: RingTransport
     program: Program
-
-    def is_for(self, what: object, shard: Tensor | None) -> bool:
-        """Whether a pass with this shard is the one that it was begun for."""
-        return what == self.what and shard is not None and shard.data_ptr() == self.shard.data_ptr()
+    in_vain: set[Hashable]
 
     def drain(self) -> None:
-        """Let arrive what is on its way."""
-        for step in self.program.steps:
-            if isinstance(step, Wait) and step.message.tensor == self.session.flow.tensor:
-                self.session.wait(step.message)
-        self.session.flush()
-        self.transport.end_ahead()
+        """Let arrive what is on its way, for nobody."""
+        self.in_vain.add(self.what)
+        try:
+            for step in self.program.steps:
+                if isinstance(step, Wait) and step.message.tensor == self.session.flow.tensor:
+                    self.session.wait(step.message)
+            self.session.flush()
+        finally:
+            self.transport.end_ahead()
 
 
 _on_the_way: "WeakKeyDictionary[dist.ProcessGroup, Begun]" = WeakKeyDictionary()
@@ -53,10 +54,10 @@ def put_begun(group: dist.ProcessGroup, begun: Begun) -> None:
     _on_the_way[group] = begun
 
 
-def take_begun(group: dist.ProcessGroup | None, what: object, shard: Tensor | None) -> Begun | None:
-    """What the pass before has begun for this one; anything else that it has begun is drained."""
+def take_begun(group: dist.ProcessGroup | None, this: object) -> Begun | None:
+    """What the pass before has begun for `this` one; anything else that it has begun is drained."""
     begun = None if group is None else _on_the_way.pop(group, None)
-    if begun is None or begun.is_for(what, shard):
+    if begun is None or begun.following is this:
         return begun
     begun.drain()
     return None

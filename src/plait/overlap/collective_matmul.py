@@ -2,9 +2,9 @@
 its host waited.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from plait.overlap.execute import Addends, Observer, Outcome, Rows, Start, check
 from plait.overlap.fused import can_fuse, find_obstacle, run_fused
 from plait.overlap.probe import find_rates
 from plait.overlap.rates import Rates
-from plait.overlap.receipt import Line, Receipt
+from plait.overlap.receipt import Line, Receipt, check_strict
 from plait.overlap.select import check_transport, choose, needs_rates
 from plait.overlap.site import Site
 from plait.overlap.transport.base import Transport
@@ -74,6 +74,7 @@ class Chosen:
     Attributes:
         program: the steps of the pass; of one that a fused operation does, the whole collectives that it amounts to.
         is_fused: whether a fused operation does it wherever it can (`plait.overlap.fused`).
+        is_rest: whether it was chosen for what is left where the gather is begun before.
     """
 
     work: Work
@@ -81,6 +82,7 @@ class Chosen:
     transport: Transport
     line: Line
     is_fused: bool = False
+    is_rest: bool = False
     ran: set[tuple[Any, ...]] = field(default_factory=set)
     """With which dtypes, of what is gathered and of what is reduced, it has run, and with what begun before it and for
     the pass behind: all ranks agree on that."""
@@ -104,11 +106,12 @@ class CollectiveMatmul:
     Attributes:
         receipt: what was asked, what runs and why, and what it cost, for every pass that ran.
         transports: by name.
-        chosen: what runs each pass that has run.
+        chosen: what runs each pass that has run, or may be begun for.
         instrument: what looks on, if anything does.
         running: the program of the latest run.
         column: of the latest pass forward of column linears: the backward that will follow that of the next row linear,
             and what it gathers.
+        begun_by: by pass, the one whose gather it has begun.
 
     Raises:
         ConfigError: a transport that was asked for by name and cannot serve these ranks.
@@ -136,6 +139,12 @@ class CollectiveMatmul:
         self.instrument: Instrument | None = None
         self.running: Program | None = None
         self.column: Next | None = None
+        self.begun_by: dict[Pass, Pass] = {}
+        self._in_vain: set[Hashable] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: the copy of a model talks over the transports that there are."""
+        return self
 
     def run(
         self,
@@ -145,25 +154,49 @@ class CollectiveMatmul:
         shard: Tensor | None = None,
         addends: Addends | None = None,
         following: Next | None = None,
+        this: Next | None = None,
     ) -> Outcome:
         """Run `what` with the GEMMs given: `shard` is gathered where something is, `addends` are reduced.
 
-        `following` is the pass that will be next, if all goes as in the forward; its gather may be begun already.
+        `following` is the pass that will be next, if all goes as in the forward; its gather may be begun already. That
+        pass says by `this` that it is the one.
         """
-        begun = take_begun(self.axis.group, what, shard)
+        begun = take_begun(self.axis.group, this)
+        try:
+            outcome, ahead = self._run(what, gemms, shard, addends, begun, following)
+        except BaseException:
+            # What is on its way is nobody's now, and is to be missed by whoever comes next.
+            self._end_ahead()
+            raise
+        if ahead is not None:
+            assert self.axis.group is not None, self.axis
+            put_begun(self.axis.group, ahead)
+        return outcome
+
+    def _run(
+        self,
+        what: Pass,
+        gemms: Mapping[str, Rows],
+        shard: Tensor | None,
+        addends: Addends | None,
+        begun: Begun | None,
+        following: Next | None,
+    ) -> tuple[Outcome, Begun | None]:
         chosen = self.chosen.get(what)
-        if chosen is None:
+        if chosen is None or (chosen.is_rest and begun is None):
             self.chosen[what] = chosen = self._choose(what, gemms, shard, addends)
-        program, instrument = self._build_program(chosen, begun, following), self.instrument
+        program, instrument = self._build_program(what, chosen, begun, following), self.instrument
         self.running = program
         if instrument is not None:
             gemms = instrument.enter(what, gemms)
         dtypes = (None if shard is None else shard.dtype, None if addends is None else addends.dtype)
-        agreed = (*dtypes, program.ahead, program.is_begun)
-        if agreed not in chosen.ran and program.flows:
+        agreed = (*dtypes, program.ahead)
+        # What was begun was agreed on when it was; another collective might overtake it on some ranks.
+        if begun is None and agreed not in chosen.ran and program.flows:
             name = FUSED if chosen.is_fused else chosen.transport.capability.name
             check_agreement(program, name, self.axis, shard, addends, what.site.label)
             chosen.ran.add(agreed)
+        ahead = None
         if chosen.is_fused and can_fuse(chosen.work, gemms):
             outcome = run_fused(chosen.work, gemms, self.axis, shard, what.site.label)
         else:
@@ -171,55 +204,71 @@ class CollectiveMatmul:
             source = shard if begun is None else begun.session
             sessions = open_sessions(program, chosen.transport, source, addends, what.site.label, start)
             outcome = take_steps(program, chosen.transport, gemms, sessions, instrument)
-            self._hand_over(begun, sessions.ahead, following, chosen)
+            ahead = self._hand_over(begun, sessions.ahead, following, chosen)
         if instrument is not None:
             instrument.leave()
         # The host of another device only enqueues: `RingTransport.measure_stalls` sees what its stream waits.
         chosen.line.add_measurement(outcome.exposed_s if self.device.type == "cpu" else None)
-        return outcome
+        return outcome, ahead
 
-    def _build_program(self, chosen: Chosen, begun: Begun | None, following: Next | None) -> Program:
+    def _build_program(self, what: Pass, chosen: Chosen, begun: Begun | None, following: Next | None) -> Program:
         """That of a pass, beside what was begun before it and what it can begin for the following one."""
         if begun is not None:
             return begun.program
-        ahead = None if following is None else self._look_ahead(chosen, following)
+        ahead = None if following is None else self._look_ahead(what, chosen, following)
         if ahead is None:
             return chosen.program
         return build_program(chosen.work, chosen.program.method, chosen.program.chunks, self.axis.rank, ahead=ahead)
 
-    def _look_ahead(self, chosen: Chosen, following: Next) -> Ahead | None:
+    def _look_ahead(self, what: Pass, chosen: Chosen, following: Next) -> Ahead | None:
         """What of the following pass can be begun in this one, if anything."""
         transport = chosen.transport
-        if chosen.is_fused or not isinstance(transport, RingTransport):
+        if chosen.is_fused or following.what in self._in_vain or not isinstance(transport, RingTransport):
             return None
         if not can_begin(chosen.work, chosen.program.method):
             return None
         later = self.chosen.get(following.what)
         if later is None:
-            self.chosen[following.what] = later = self._choose(following.what, {}, following.shard, following.addends)
+            later = self._choose(following.what, {}, following.shard, following.addends, is_begun=True)
+            self.chosen[following.what] = later
         if later.transport is not transport or not can_be_begun(later.work, later.program.method):
             return None
         assert later.work.gather is not None
+        self.begun_by[what] = following.what
         return Ahead(later.work.gather, 1 if later.program.method is Method.BULK else later.program.chunks)
 
     def _hand_over(
         self, begun: Begun | None, ahead: PiecewiseGather | None, following: Next | None, chosen: Chosen
-    ) -> None:
-        """Be done with what was begun before, and let the following pass find what was begun for it."""
+    ) -> Begun | None:
+        """Be done with what was begun before; what the following pass is to find of what was begun for it."""
         if begun is not None:
             begun.transport.end_ahead()
         if ahead is None or following is None:
-            return
+            return None
         later, transport, gather = self.chosen[following.what], chosen.transport, chosen.work.gather
         assert isinstance(transport, RingTransport), transport
         assert gather is not None, chosen.work
-        assert self.axis.group is not None, self.axis
+        transport.leave_ahead(following.shard.device)
         first_round = count_gather_rounds(gather, chosen.program.chunks)
         method, chunks = later.program.method, later.program.chunks
         program = build_program(later.work, method, chunks, self.axis.rank, first_round=first_round)
-        put_begun(self.axis.group, Begun(following.what, following.shard, ahead, transport, program))
+        return Begun(following.what, following, ahead, transport, program, self._in_vain)
 
-    def _choose(self, what: Pass, gemms: Mapping[str, Rows], shard: Tensor | None, addends: Addends | None) -> Chosen:
+    def _end_ahead(self) -> None:
+        for transport in self.transports.values():
+            if isinstance(transport, RingTransport):
+                transport.end_ahead()
+
+    def _choose(
+        self,
+        what: Pass,
+        gemms: Mapping[str, Rows],
+        shard: Tensor | None,
+        addends: Addends | None,
+        *,
+        is_begun: bool = False,
+    ) -> Chosen:
+        """What runs `what`; where its gather will be begun before it, the choice is for the rest."""
         work = derive_work(
             what.operation, what.transition, what.num_rows, self.axis.degree,
             needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
@@ -230,18 +279,28 @@ class CollectiveMatmul:
         reachable = dict(self._reachable)
         if FUSED in reachable:
             reachable[FUSED] = find_obstacle(work, gemms, getattr(torch, what.site.dtype), self.axis)
-        choice = choose(self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
+        weighed = replace(work, gather=None) if is_begun else work
+        choice = choose(self.config, what.site, weighed, reachable=reachable, rates=rates, capable=capable)
+        if is_begun and not (choice.transport == "ring" and can_be_begun(work, choice.method)):
+            return self._choose(what, gemms, shard, addends)
         lack = self._reserve(work, shard, addends, what.site.label) if choice.transport == "shm" else None
         if lack is not None:
             # For this pass only: there may well be memory for smaller ones.
             reachable["shm"] = lack
             check_transport(self.config, reachable)
             choice = choose(self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
+        if choice.transport == LIBRARY and work.flows and reachable.get("shm", "") is None and lack is None:
+            # Ranks that share memory have their collectives in it, also where nothing is overlapped.
+            choice = replace(choice, transport="shm")
+            lack = self._reserve(work, shard, addends, what.site.label)
+            choice = choice if lack is None else replace(choice, transport=LIBRARY, reason=lack)
         is_fused = choice.transport == FUSED
         method, transport = (Method.NONE, LIBRARY) if is_fused else (choice.method, choice.transport)
         program = build_program(work, method, choice.chunks, self.axis.rank)
         line = self.receipt.add_line(what.operation, what.site, work, choice, program)
-        return Chosen(work, program, self.transports[transport], line, is_fused)
+        if self.config.strict:
+            check_strict(self.receipt)
+        return Chosen(work, program, self.transports[transport], line, is_fused, is_rest=is_begun)
 
     def _reserve(self, work: Work, shard: Tensor | None, addends: Addends | None, label: str) -> str | None:
         """Have the shared memory that `work` needs; why there is none."""

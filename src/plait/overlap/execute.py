@@ -167,7 +167,12 @@ def take_steps(
                 exposed_s += end_s - start_s
             if observer is not None:
                 observer.note(step, start_s, end_s)
-    total = reduce.total if reduce else None
+    total = None
+    if reduce is not None:
+        total = reduce.total
+        # It is the caller's: a session that is kept for the next run would keep what autograd makes of it, and that
+        # keeps the model, in a circle that no collector sees.
+        del reduce.total
     return Outcome(gather.full if gather else None, transport.keeps_memory, total, exposed_s)
 
 

@@ -18,7 +18,7 @@ def build_key(
     """All that decides the rates of `axis`, the same on all of its ranks if they are alike."""
     return {
         "hosts": sorted(set(hosts)),
-        "processor": _name_processor(),
+        "processor": name_processor(),
         "num_cores": count_cores(),
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         "torch": torch.__version__,
@@ -43,7 +43,8 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _name_processor() -> str:
+def name_processor() -> str:
+    """The processor, as the system names it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from plait.overlap.choice import LIBRARY, Way
 from plait.overlap.rates import Rates
 from plait.overlap.site import Site
-from plait.schedule.costs import Costs
+from plait.schedule.costs import Costs, estimate_collective_s
 from plait.schedule.program import build_program
 from plait.schedule.simulate import simulate
 from plait.schedule.step import Content
@@ -54,9 +54,17 @@ def derive_costs(transport: str, work: Work, site: Site, rates: Rates) -> Costs:
         return Costs(gemm_s, row_bytes, collect_s=collect_s)
     link = rates.link(transport)
     sum_row_bytes = site.row_bytes(Content.ADDEND)
+    add_row_s = sum_row_bytes / link.add_bytes_per_s
+    collect_s = {
+        flow.tensor: estimate_collective_s(
+            flow, row_bytes[flow.tensor], latency_s=link.latency_s, bytes_per_s=link.bytes_per_s
+        )
+        + (0.0 if flow.kind is Kind.ALL_GATHER else (flow.split.degree - 1) * flow.split.longest * add_row_s)
+        for flow in work.flows
+    }
     return Costs(
         gemm_s, row_bytes,
-        latency_s=link.latency_s, bytes_per_s=link.bytes_per_s, add_row_s=sum_row_bytes / link.add_bytes_per_s,
+        latency_s=link.latency_s, bytes_per_s=link.bytes_per_s, add_row_s=add_row_s,
         step_s=link.step_s, collect_s=collect_s, contention=link.contention,
     )  # fmt: skip
 

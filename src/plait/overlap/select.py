@@ -129,7 +129,9 @@ def _list_open_methods(config: OverlapConfig, work: Work) -> tuple[tuple[Method,
     able = tuple(method for method in list_methods(work) if method is not Method.NONE)
     if config.method == "auto":
         # A chunk count that was asked for is not to be lost to a method without chunks.
-        return tuple(each for each in able if each is not Method.BULK or config.chunks in ("auto", 1)), ""
+        able = tuple(each for each in able if each is not Method.BULK or config.chunks in ("auto", 1))
+        # Where little is to be hidden, a faster way than the library's may still be faster.
+        return ((Method.NONE, *able) if config.policy == config.chunks == "auto" else able), ""
     method = Method(config.method)
     if method not in able:
         return (), "bulk needs a GEMM that does not need what moves, as only the backward of column linears has"

@@ -51,7 +51,8 @@ def parallelize(
     """Replace the modules named in `plan` by their parallel twins, in place, and return the model.
 
     Parameters become this rank's own parts, as plain tensors under unchanged names; a tied parameter stays one. Weights
-    that are whole on entry (or on the meta device) are cut; nothing is communicated but the making of KV subgroups.
+    that are whole on entry (or on the meta device) are cut; nothing is communicated but the making of KV subgroups
+    and, where something is overlapped, of shared memory.
     torch's dropouts become those whose mask is the same at every degree, also on a mesh of one rank.
 
     `overlap` says how collectives are plaited into the GEMMs: `disabled`, `mlp_only`, `full`, `auto` or a config that

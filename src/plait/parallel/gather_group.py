@@ -24,8 +24,8 @@ class GatherGroup:
         self.x: Tensor | None = None
         """What the outputs belong to: the members' input, or in an entered region what was gathered."""
         self.outputs: dict[ColumnParallelLinear, Tensor] = {}
-        self.activated: tuple[tuple[Tensor, ...], Tensor] | None = None
-        """All outputs, and their activation."""
+        self.activated: tuple[tuple[Tensor, ...], tuple[int, ...], Tensor] | None = None
+        """All outputs, how often each had been written to, and their activation."""
         self.is_entered = False
         for member in members:
             member.group = self
@@ -55,15 +55,21 @@ class GatherGroup:
         """The activation of `inputs`, if they are the outputs of the members, in order."""
         if self.activated is None:
             return None
-        outputs, activated = self.activated
+        outputs, versions, activated = self.activated
         is_same = len(inputs) == len(outputs) and all(x is y for x, y in zip(inputs, outputs, strict=True))
-        return activated if is_same else None
+        if not is_same or versions != _list_versions(outputs):
+            return None
+        # Once only: who is given it may write to it.
+        self.activated = None
+        return activated
 
     def _run(self, x: Tensor, *, keeps_full: bool) -> Tensor | None:
         given = run_column_group(x, self.group, self.members, keeps_full=keeps_full)
         outputs = tuple(given.members)
         self.outputs = dict(zip(self.members, outputs, strict=True))
-        self.activated = None if given.activated is None else (outputs, given.activated)
+        self.activated = None
+        if given.activated is not None and not given.activated.is_inference():
+            self.activated = (outputs, _list_versions(outputs), given.activated)
         return given.x_full
 
     def _enter(self, parent: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -77,3 +83,8 @@ class GatherGroup:
 
     def _leave(self, parent: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.x, self.outputs, self.activated, self.is_entered = None, {}, None, False
+
+
+def _list_versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """How often each was written to; tensors of inference mode do not count that, so nothing of them is offered."""
+    return tuple(tensor._version for tensor in tensors)

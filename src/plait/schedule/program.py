@@ -70,6 +70,15 @@ def build_program(
     return Program(method, chunks, rank, work.flows, work.gemms, tuple(steps), ahead, first_round is not None)
 
 
+def join_programs(first: Program, second: Program, mark: str) -> Program:
+    """One after the other as one program, to be timed; `mark` goes behind the names of the second's GEMMs."""
+    renamed = [
+        replace(step, gemm=f"{step.gemm}{mark}") if isinstance(step, Multiply) else step for step in second.steps
+    ]
+    flows, gemms = (*first.flows, *second.flows), (*first.gemms, *(f"{gemm}{mark}" for gemm in second.gemms))
+    return replace(first, flows=flows, gemms=gemms, steps=(*first.steps, *renamed), ahead=None)
+
+
 def can_begin(work: Work, method: Method) -> bool:
     """Whether a program can begin a gather for the next: nothing but its own gather moves, and that at the start."""
     return method is Method.DIRECT and work.gather is not None and work.reduce is None

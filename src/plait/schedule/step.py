@@ -117,7 +117,7 @@ class Multiply:
 class Add:
     """Sum the addends that have come from `ranks`, in that order; this rank's own is its product.
 
-    The sum replaces the own addend, or is the result where this rank owns the piece.
+    The sum is the result where this rank owns the piece, and else what is sent on.
     """
 
     tensor: str

@@ -100,12 +100,15 @@ def leave_unused() -> None:
     other, other_mesh, _ = build(2)
     expected = run_step(model, mesh, 7)
     x = plait.shard_tokens(torch.ones(7, 6, dtype=torch.float64), mesh)
-    for next_model, next_mesh in ((model, mesh), (other, other_mesh)):
-        y = model(x.requires_grad_())
-        del log.programs[:]
-        # The row's weight wants no more than the row's own backward, which begins the gather for the column's.
-        torch.autograd.grad(y.sum(), model.pairs[1].down.weight)
-        assert [program.ahead is not None for program in log.programs] == [True]
+    for layer, next_model, next_mesh in ((1, model, mesh), (0, other, other_mesh)):
+        y = model.pairs[layer](x.requires_grad_())
+        for begins in (True, False):
+            del log.programs[:]
+            # The row's weight wants no more than the row's own backward, which begins the gather for the column's, but
+            # not again.
+            torch.autograd.grad(y.sum(), model.pairs[layer].down.weight, retain_graph=True)
+            assert [program.ahead is not None for program in log.programs] == [begins]
+            y = model.pairs[layer](x)
         found = run_step(next_model, next_mesh, 7)
         assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 

@@ -7,8 +7,8 @@ from tests.support.verification import verify
 ODD = ("model.vocab_size=257", "train.seq_len=7", "model.mlp_width=97")
 CASES = {"llama-odd": ("llama-tiny", ODD), "gpt-odd": ("gpt-tiny", ODD)}
 WAYS = {
-    "ring": ("direct", "ring", "ring_two_way", "bulk"),
-    "shm": ("direct", "bulk"),
+    "ring": ("none", "direct", "ring", "ring_two_way", "bulk"),
+    "shm": ("none", "direct", "bulk"),
 }
 
 
@@ -24,13 +24,15 @@ def list_ways():
 def test_overlapped_model_equals_unsharded(ranks, transport, method, tp, sequence_parallel):
     """FIELD 3.5, 3.20: every number of a step, integers bit for bit, every collective and every message."""
     case = "llama-odd" if tp != 3 else "gpt-odd"
-    chunks = () if method == "bulk" else ("overlap.chunks=2",)
+    chunks = () if method in ("none", "bulk") else ("overlap.chunks=2",)
     asked = ("overlap=full", f"overlap.transport={transport}", f"overlap.method={method}", *chunks)
     source, overrides = CASES[case]
     report = verify(ranks(tp), source, tp, *overrides, *asked, sequence_parallel=sequence_parallel)
     assert report.passed, report.failures
-    ran = {(line.choice.transport, str(line.choice.method)) for line in report.receipt.lines if line.choice.overlaps}
-    assert ran == {(transport, method)} or (method == "bulk" and not ran and not sequence_parallel), ran
+    ran = {(line.choice.transport, str(line.choice.method)) for line in report.receipt.lines}
+    # No GEMM of a forward or of all-reduce mode is independent of what moves; nothing moves in some passes of the latter.
+    assert ran <= {(transport, method), (transport, "none"), ("library", "none")}
+    assert (transport, method) in ran or (method == "bulk" and not sequence_parallel)
     moved = [trace.num_promised for trace in report.traces if trace.what == "messages"]
     assert len(moved) == tp
-    assert all(moved) == bool(ran)
+    assert all(moved) == (method != "none" and (transport, method) in ran)

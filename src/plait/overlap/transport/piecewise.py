@@ -51,7 +51,8 @@ class PiecewiseGather:
 
     def collect(self) -> None:
         trace.issue(self.flow.kind, self._axis, self.full.shape, self.full.dtype, 0, "sum", self._label)
-        _move_at_once(self, self.flow, self._axis.rank)
+        with trace.aside():  # in a trace it is the one collective that it stands for
+            _move_at_once(self, self.flow, self._axis.rank)
 
 
 class PiecewiseReduce:
@@ -135,7 +136,8 @@ class PiecewiseReduce:
 
     def collect(self) -> None:
         trace.issue(self._flow.kind, self._axis, self.partial.shape, self._carrier, 0, "sum", self._label)
-        _move_at_once(self, self._flow, self._axis.rank)
+        with trace.aside():  # in a trace it is the one collective that it stands for
+            _move_at_once(self, self._flow, self._axis.rank)
 
     def _own_addend(self, piece: Piece) -> Tensor:
         """The own rows in the dtype in which sums are carried."""

@@ -25,7 +25,9 @@ class Pool:
             buffer = idle.pop()
             self._idle_bytes -= buffer.nbytes
         else:
-            buffer = torch.empty(num_rows, width, dtype=dtype, device=device)
+            # Training may write where inference was the first to.
+            with torch.inference_mode(False):
+                buffer = torch.empty(num_rows, width, dtype=dtype, device=device)
         self._lent_bytes += buffer.nbytes
         self._most_lent_bytes = max(self._most_lent_bytes, self._lent_bytes)
         return buffer

@@ -48,8 +48,14 @@ class RingTransport:
         self._ahead = flow.tensor
         return gather
 
+    def leave_ahead(self, device: torch.device) -> None:
+        """The run that has begun something is over, and others may send before the next."""
+        link = self._link_to(device)
+        if isinstance(link, StreamLink):
+            link.issue_held()
+
     def end_ahead(self) -> None:
-        """Nothing that was begun ahead is on its way any longer."""
+        """Nothing that was begun ahead is on its way any longer, or it never comes: then it is to be missed."""
         self._ahead = None
 
     def open_reduce(

@@ -21,8 +21,9 @@ from plait.schedule.piece import Piece
 from plait.schedule.step import Content, Flow, Message, Method
 from plait.sharding import Interval, Kind
 
-_TURN = 1 << 40
-"""A flag is a turn's number times this, and the first row that cannot be read yet; no tensor has so many rows."""
+_TURN, _ROW = 1 << 48, 1 << 8
+"""A flag is a turn's number times the one, the first row that cannot be read yet times the other, and the number's last
+digits: a sleeper is kept awake by a change of the lower 32 bits only, and turns of as many rows would have the same."""
 
 _MAX_KNOWN = 1024
 
@@ -112,15 +113,15 @@ class _Session:
 
     def _publish(self, word: int, rows: Interval, first: int) -> None:
         """Raise a flag, whose rows begin with `first`, to the end of `rows`, if it was not raised for another rank."""
-        before, value = self._flags.words[word], self._turn + rows.stop
+        before, value = self._flags.words[word], self._turn + rows.stop * _ROW
         if before >= value:
             return
-        if before != self._turn + rows.start and rows.start != first:
+        if before != self._turn + rows.start * _ROW and rows.start != first:
             raise ScheduleError(f"{self._label}: {self._flow.tensor}[{rows}] was sent before the rows ahead of it")
         self._flags.raise_to(word, value)
 
     def _wait(self, word: int, rows: Interval, rank: int) -> None:
-        self._flags.wait(word, self._turn + rows.stop, rank)
+        self._flags.wait(word, self._turn + rows.stop * _ROW, rank)
         self._channel.check(rank)
 
     def _note_sent(self, message: Message) -> None:
@@ -152,7 +153,7 @@ class _Gather(_Session):
                 f"{self._flow.tensor} of {list(x_shard.shape)}, but its rows of {self._flow.split.size} are {self._own}"
             )
         self.full, own = self._channel.begin(self.plan)
-        self._turn = self._channel.number * _TURN
+        self._turn = self._channel.number * _TURN + self._channel.number % _ROW
         own.copy_(x_shard)
 
     def send(self, message: Message) -> None:
@@ -222,7 +223,7 @@ class _Reduce(_Session):
     def open(self) -> None:
         """Begin a run."""
         self._half = half = self._channel.begin(self.plan)
-        self._turn = self._channel.number * _TURN
+        self._turn = self._channel.number * _TURN + self._channel.number % _ROW
         self.partial = half.addends[self._rank]
         self.total = self.partial.new_empty(len(self._kept), self.partial.shape[1])
 

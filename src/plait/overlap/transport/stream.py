@@ -50,15 +50,16 @@ class StreamLink:
         self._streams: Any = torch.get_device_module(device)
         self._stream = self._streams.Stream()
         self._held: dict[int, tuple[Message, Tensor]] = {}
-        self._issued: dict[int, tuple[Message, Any]] = {}
-        """Receives and the events after them, by round."""
+        self._issued: dict[int, tuple[Message, Tensor, Any]] = {}
+        """Receives, where they go, and the events after them, by round."""
         self._sent: defaultdict[str, list[tuple[Message, Tensor, Any]]] = defaultdict(list)
         self._room_event: Any = None
         self._last_round = -1
         self.stalls: Stalls | None = None
 
     def check_idle(self, ahead: str | None = None) -> None:
-        left = [message for message, _ in (*self._held.values(), *self._issued.values())]
+        left = [message for message, _ in self._held.values()]
+        left += [message for message, _, _ in self._issued.values()]
         left += [message for sent in self._sent.values() for message, _, _ in sent]
         left = [message for message in left if message.tensor != ahead]
         if left:
@@ -80,7 +81,7 @@ class StreamLink:
 
     def wait(self, message: Message) -> None:
         self._issue_before(message.round + 1)
-        _, event = self._issued.pop(message.round)
+        _, _, event = self._issued.pop(message.round)
         self._let_compute_wait(event)
 
     def flush(self, tensor: str) -> None:
@@ -88,6 +89,10 @@ class StreamLink:
             self._let_compute_wait(sent[-1][2])
         if not (self._held or self._issued or self._sent):
             self._last_round = -1
+
+    def issue_held(self) -> None:
+        """Issue every receive that is held back, before anything else is enqueued between the ranks."""
+        self._issue_before(max(self._held, default=-1) + 1)
 
     def _issue_before(self, end: int) -> None:
         """Issue the receives held from rounds before `end`; in those rounds this rank sends nothing."""
@@ -116,7 +121,8 @@ class StreamLink:
             what = " and ".join(str(message) for message in (incoming, outgoing) if message is not None)
             raise build_transport_error(error, what) from error
         if incoming is not None:
-            self._issued[number] = (incoming, event)
+            assert room is not None
+            self._issued[number] = (incoming, room, event)
         return event
 
     def _let_compute_wait(self, event: Any) -> None:

@@ -63,6 +63,18 @@ class Boundary(Handled):
             )
         return split.size
 
+    def check_dtype(self, x: Tensor, weight: Tensor) -> None:
+        """Refuse operands of two dtypes before anything is sent.
+
+        Raises:
+            ShardingError: they differ.
+        """
+        if x.dtype != weight.dtype:
+            raise ShardingError(
+                f"{self.name}: input {list(x.shape)} is {x.dtype}, the weight {list(weight.shape)} is {weight.dtype}",
+                hint="cast the input, or the model: parallel linears do not cast",
+            )
+
     def count_outside(self, num_rows: int) -> int:
         """Of `num_rows` tokens those that this rank has outside."""
         return len(current_tokens(self.mesh, self.name).intervals[self.mesh.tp.rank]) if self.is_sharded else num_rows
@@ -77,7 +89,8 @@ class Boundary(Handled):
         shard: Tensor | None = None,
         addends: Addends | None = None,
         following: Next | None = None,
+        this: Next | None = None,
     ) -> Outcome:
         """Run a pass of the linears here; `needs` says whether a backward is to compute dgrad and wgrad."""
         what = Pass(operation, self.site, self.transition, num_rows, *needs)
-        return self.matmul.run(what, gemms=gemms, shard=shard, addends=addends, following=following)
+        return self.matmul.run(what, gemms=gemms, shard=shard, addends=addends, following=following, this=this)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from plait.comm import collectives
 from plait.comm.mesh import Axis
@@ -108,7 +109,12 @@ def run_forward(
 
 
 def run_backward(
-    group: ColumnGroup, operands: Operands, outputs: Sequence[Tensor], grads: OutputGradients, needs: Needs
+    group: ColumnGroup,
+    operands: Operands,
+    outputs: Sequence[Tensor],
+    grads: OutputGradients,
+    needs: Needs,
+    this: Next | None = None,
 ) -> Gradients:
     """Reduce dgrad while the input is gathered again for wgrad; `outputs` are given where an activation reads them."""
     x, num_rows = operands.x, operands.num_rows
@@ -125,6 +131,7 @@ def run_backward(
         shard=rows_x,
         addends=Addends(x.shape[-1], x.dtype, x.device),
         needs=(needs.x, any(needs.weights)),
+        this=this,
     )
     if activation is not None and not needs.x and not any(needs.weights):
         activation.fill(Interval(0, num_rows))
@@ -167,19 +174,22 @@ class ColumnGroupFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: ColumnGroup, keeps_full: bool, *params: Any) -> tuple[Tensor | None, ...]:
         members = len(group.shared_over)
         weights, biases = params[:members], params[members:]
+        group.entry.check_dtype(x, weights[0])
         ctx.group, ctx.num_rows = group, group.entry.count_rows(x, is_inside=False)
         ctx.set_materialize_grads(False)
         given = run_forward(group, Operands(x, ctx.num_rows, weights), biases, keeps_full=keeps_full)
         ctx.save_for_backward(x, *weights, *(given.members if group.activation is not None else ()))
-        group.entry.matmul.column = _find_backward(ctx, group, x)
+        ctx.this = group.entry.matmul.column = _find_backward(ctx, group, x)
         return (given.x_full, given.activated, *given.members)
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, grad_x_full: Tensor | None, grad_activated: Tensor | None, *grad_outputs: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         members = len(grad_outputs)
         x, *kept = ctx.saved_tensors
+        this, ctx.this = ctx.this, None
         needs_params = ctx.needs_input_grad[3:]
         grads = run_backward(
             ctx.group,
@@ -187,6 +197,7 @@ class ColumnGroupFunction(torch.autograd.Function):
             kept[members:],
             OutputGradients(grad_x_full, grad_outputs, grad_activated),
             Needs(ctx.needs_input_grad[0], needs_params[:members], needs_params[members:]),
+            this,
         )
         return (grads.x, None, None, *grads.weights, *grads.biases)
 
@@ -196,7 +207,9 @@ def _find_backward(ctx: Any, group: ColumnGroup, x: Tensor) -> Next | None:
     needs_x, needs_weight = ctx.needs_input_grad[0], any(ctx.needs_input_grad[3 : 3 + len(group.shared_over)])
     # Where saved tensors go elsewhere (checkpointing, offloading), to hold on to one would be to keep it here.
     is_kept_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    if not (needs_x and needs_weight and group.entry.is_sharded) or is_kept_elsewhere:
+    # Behind a head comes a loss, and no row linear.
+    is_last = group.entry.site.region == "head"
+    if not (needs_x and needs_weight and group.entry.is_sharded) or is_last or is_kept_elsewhere:
         return None
     entry = group.entry
     what = Pass(Operation.COLUMN_BACKWARD, entry.site, entry.transition, ctx.num_rows)

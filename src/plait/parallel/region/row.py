@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from plait.overlap.collective_matmul import Next
 from plait.overlap.execute import Addends
@@ -76,12 +77,14 @@ class RowFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> Tensor:
+        exit.check_dtype(x, weight)
         ctx.exit, ctx.num_rows = exit, exit.count_rows(x, is_inside=True)
         ctx.save_for_backward(x, weight)
         ctx.following, exit.matmul.column = exit.matmul.column, None
         return run_forward(exit, x, ctx.num_rows, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         # Once only: what it gathers is to be freed as soon as the pass that saved it is through.
