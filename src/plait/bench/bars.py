@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from plait.bench.limit import NEXT
 from plait.bench.recorder import Taken
 from plait.bench.watched_link import Direction, Transfer
 from plait.schedule.step import Add, Collect, Message, Multiply, Step, Wait
@@ -151,7 +152,7 @@ def _list_transfer_bars(rank: int, view: RankView, ready_s: dict[int, float]) ->
 def _name_kind(what: Step | Message) -> str:
     match what:
         case Multiply(gemm):
-            return gemm
+            return gemm.removesuffix(NEXT)
         case Add():
             return "add"
         case Message(tensor):

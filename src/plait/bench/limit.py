@@ -23,7 +23,7 @@ GemmTimes = Mapping[tuple[Pass, str], Sequence[float]]
 """How long each GEMM took with nothing moved, in every round."""
 
 
-_NEXT = " next"
+NEXT = " next"
 """Behind the names of the GEMMs of a pass that is timed together with the one before."""
 
 
@@ -116,7 +116,7 @@ def _simulate(
         programs = [build_program(chosen.work, program.method, program.chunks, rank) for rank in range(degree)]
         return simulate(programs, costs)
     later = _derive_costs(following, matmul.chosen[following], alone_s, bytes_per_s)
-    gemm_s = {**costs.gemm_s, **{f"{gemm}{_NEXT}": seconds for gemm, seconds in later.gemm_s.items()}}
+    gemm_s = {**costs.gemm_s, **{f"{gemm}{NEXT}": seconds for gemm, seconds in later.gemm_s.items()}}
     both = replace(costs, gemm_s=gemm_s, row_bytes={**costs.row_bytes, **later.row_bytes})
     return simulate([_join(matmul, what, following, rank) for rank in range(degree)], both)
 
@@ -129,7 +129,7 @@ def _join(matmul: CollectiveMatmul, what: Pass, following: Pass, rank: int) -> P
     first_round = count_gather_rounds(one.work.gather, one.program.chunks)
     first = build_program(one.work, one.program.method, one.program.chunks, rank, ahead=ahead)
     method, chunks = other.program.method, other.program.chunks
-    return join_programs(first, build_program(other.work, method, chunks, rank, first_round=first_round), _NEXT)
+    return join_programs(first, build_program(other.work, method, chunks, rank, first_round=first_round), NEXT)
 
 
 def _derive_costs(what: Pass, chosen: Chosen, alone_s: Mapping[tuple[Pass, str], float], bytes_per_s: float) -> Costs:

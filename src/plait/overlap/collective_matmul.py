@@ -289,7 +289,8 @@ class CollectiveMatmul:
             reachable["shm"] = lack
             check_transport(self.config, reachable)
             choice = choose(self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
-        if choice.transport == LIBRARY and work.flows and reachable.get("shm", "") is None and lack is None:
+        is_asked = self.config.policy != "disabled" and bool(work.flows)
+        if choice.transport == LIBRARY and is_asked and reachable.get("shm", "") is None and lack is None:
             # Ranks that share memory have their collectives in it, also where nothing is overlapped.
             choice = replace(choice, transport="shm")
             lack = self._reserve(work, shard, addends, what.site.label)

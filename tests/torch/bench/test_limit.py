@@ -30,7 +30,7 @@ def build_matmul(method: Method, chunks: int, *passes: Pass) -> SimpleNamespace:
         what: SimpleNamespace(work=works[what], program=build_program(works[what], method, chunks, 0))
         for what in passes
     }
-    return SimpleNamespace(axis=SimpleNamespace(degree=DEGREE, rank=0), chosen=chosen)
+    return SimpleNamespace(axis=SimpleNamespace(degree=DEGREE, rank=0), chosen=chosen, begun_by={})
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class ByHand:
     def count_block_bytes(self) -> int:
         """Inputs of two norms and of two groups of columns on own tokens; the rest on own features of all tokens."""
         model = self.run.model
-        inside = 2 * (self.q + self.kv) + self.f * (2 if self.is_gpt else 4)
+        inside = 2 * (self.q + self.kv) + self.f * (2 if self.is_gpt else 3)
         scores = self.heads * self.T * self.run.seq_len
         is_unfused = isinstance(model, GptConfig) and model.attention_dropout > 0
         attention = scores * (2 * self.element + 1) if is_unfused else 4 * self.heads * self.T
