@@ -141,6 +141,7 @@ class CollectiveMatmul:
         self.column: Next | None = None
         self.begun_by: dict[Pass, Pass] = {}
         self._in_vain: set[Hashable] = set()
+        self._is_checked = not config.strict
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: the copy of a model talks over the transports that there are."""
@@ -183,6 +184,10 @@ class CollectiveMatmul:
         following: Next | None,
     ) -> tuple[Outcome, Begun | None]:
         chosen = self.chosen.get(what)
+        if chosen is not None and not self._is_checked:
+            # Only when passes repeat is all known that differs, and it is told at once.
+            self._is_checked = True
+            check_strict(self.receipt)
         if chosen is None or (chosen.is_rest and begun is None):
             self.chosen[what] = chosen = self._choose(what, gemms, shard, addends)
         program, instrument = self._build_program(what, chosen, begun, following), self.instrument
@@ -299,8 +304,6 @@ class CollectiveMatmul:
         method, transport = (Method.NONE, LIBRARY) if is_fused else (choice.method, choice.transport)
         program = build_program(work, method, choice.chunks, self.axis.rank)
         line = self.receipt.add_line(what.operation, what.site, work, choice, program)
-        if self.config.strict:
-            check_strict(self.receipt)
         return Chosen(work, program, self.transports[transport], line, is_fused, is_rest=is_begun)
 
     def _reserve(self, work: Work, shard: Tensor | None, addends: Addends | None, label: str) -> str | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from plait.parallel.arguments import Arguments, map_first_tensor
@@ -68,7 +69,9 @@ class GatherGroup:
         outputs = tuple(given.members)
         self.outputs = dict(zip(self.members, outputs, strict=True))
         self.activated = None
-        if given.activated is not None and not given.activated.is_inference():
+        # A compiled graph has its own order of writes, and inference counts none.
+        is_counted = torch.compiler.is_compiling() or not outputs[0].is_inference()
+        if given.activated is not None and is_counted:
             self.activated = (outputs, _list_versions(outputs), given.activated)
         return given.x_full
 
@@ -86,5 +89,5 @@ class GatherGroup:
 
 
 def _list_versions(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """How often each was written to; tensors of inference mode do not count that, so nothing of them is offered."""
-    return tuple(tensor._version for tensor in tensors)
+    """How often each was written to."""
+    return () if torch.compiler.is_compiling() else tuple(tensor._version for tensor in tensors)

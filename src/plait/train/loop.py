@@ -14,7 +14,7 @@ from plait.config.run import RunConfig
 from plait.contract.model import derive_plan
 from plait.models.init import initialize
 from plait.models.registry import build_model
-from plait.overlap.receipt import Receipt, build_empty_receipt
+from plait.overlap.receipt import Receipt, build_empty_receipt, check_strict
 from plait.parallel.apply import parallelize, receipt_of
 from plait.parallel.dropout import seed_dropout
 from plait.train.claim import claim_folder
@@ -72,6 +72,8 @@ def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any
     receipt = find_receipt(trainer)
     with RunLog(run, trainer.mesh, position.step, receipt) as log:
         for done in take_steps(trainer, windows, position, request):
+            if run.overlap.strict and receipt is not None:
+                check_strict(receipt)
             log.write(done)
             position, loss = done.position, done.result.loss
             is_last = position.step == run.train.steps or done.result.is_stop_requested

@@ -24,7 +24,7 @@ from plait.errors import ConfigError, TransportError, TransportTimeout
 from plait.sharding import MeshShape, build_split
 
 TIMEOUT_S = 5.0
-PATIENCE_S = TIMEOUT_S + 10.0
+PATIENCE_S = TIMEOUT_S + 30.0
 """Timeout, grace and ending, on a busy machine."""
 
 

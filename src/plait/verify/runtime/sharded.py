@@ -16,7 +16,7 @@ from plait.models.init import initialize
 from plait.models.registry import build_model
 from plait.overlap.collective_matmul import CollectiveMatmul, Pass
 from plait.overlap.execute import Rows
-from plait.overlap.receipt import Receipt
+from plait.overlap.receipt import Receipt, check_strict
 from plait.parallel.apply import ownership_of, parallelize, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
@@ -141,6 +141,8 @@ def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Trace, _Pa
     pieces.add("loss", Ownership("loss", ()), loss)
     pieces.add("gradient norm", Ownership("gradient norm", ()), norm)
     _add_parameters(pieces, "update", model)
+    if passes.receipt is not None and config.overlap.strict:
+        check_strict(passes.receipt)
     return trace, passes
 
 
