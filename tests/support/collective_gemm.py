@@ -4,7 +4,7 @@ Values are small integers, so sums are exact in any order and dtype, and every c
 same dense tensors and cut their own part out of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.comm import trace
 from plait.comm.mesh import Axis
 from plait.overlap.execute import Addends, Outcome, execute
 from plait.overlap.transport.base import Transport
 from plait.schedule.program import build_program, list_methods
-from plait.schedule.step import Method, Program
+from plait.schedule.step import Message, Method, Program
 from plait.schedule.work import (
     Work,
     derive_column_backward,
@@ -118,6 +119,27 @@ def run_case(
     gemms = {"forward": part.forward, "dgrad": part.dgrad, "wgrad": part.wgrad}
     outcome = execute(program, transport, gemms=gemms, shard=gathered, addends=reduced or None, **extra)
     return part.finish(program, outcome)
+
+
+def run_every(transport: Transport, runs: Iterable[tuple[Case, Method, int]]) -> int:
+    """How many runs there were, all of which gave the dense result and sent what was said."""
+    number = 0
+    for case, method, chunks in runs:
+        with trace.record() as recorded:
+            run = run_case(case, method, chunks, transport, label="here")
+        where = (case, method, chunks)
+        assert run.wrong == [], (run.wrong, *where)
+        if method is not Method.NONE:
+            assert list_moved(recorded, "sent") == run.program.messages_sent, where
+            assert list_moved(recorded, "received") == run.program.messages_received, where
+        assert [entry.kind for entry in recorded.collectives] == [flow.kind for flow in run.program.flows], where
+        number += 1
+    return number
+
+
+def list_moved(recorded: trace.Trace, direction: str) -> list[Message]:
+    """The messages that this rank has sent or received, in order."""
+    return [entry.message for entry in recorded.moved if entry.direction == direction]
 
 
 class _Part:

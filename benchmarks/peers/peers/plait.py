@@ -22,9 +22,10 @@ from plait import (
 from plait.config.overlap import OverlapConfig
 from torch import nn
 
-from harness.torch_reference import DTYPES, init_gloo, named_weights, tensor
+from harness import torch_reference
+from harness.torch_reference import DTYPES, Head, init_gloo, named_weights, tensor
 from harness.torch_steps import make_step
-from harness.workitem import EPS, WorkItem
+from harness.workitem import WorkItem
 
 
 class Attention(nn.Module):
@@ -45,38 +46,10 @@ class Attention(nn.Module):
         return self.wo(y[0].transpose(0, 1).flatten(1))
 
 
-class MLP(nn.Module):
+class Block(torch_reference.Block):
     def __init__(self, item: WorkItem):
-        super().__init__()
-        self.w_gate = nn.Linear(item.hidden, item.ffn, bias=False)
-        self.w_up = nn.Linear(item.hidden, item.ffn, bias=False)
-        self.w_down = nn.Linear(item.ffn, item.hidden, bias=False)
-
-    def forward(self, x):
-        return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))
-
-
-class Block(nn.Module):
-    def __init__(self, item: WorkItem):
-        super().__init__()
-        self.attn_norm = nn.RMSNorm(item.hidden, eps=EPS)
+        super().__init__(item)
         self.attn = Attention(item)
-        self.mlp_norm = nn.RMSNorm(item.hidden, eps=EPS)
-        self.mlp = MLP(item)
-
-    def forward(self, x):
-        x = x + self.attn(self.attn_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class Ends(nn.Module):
-    def __init__(self, item: WorkItem):
-        super().__init__()
-        self.embedding = nn.Embedding(item.vocab, item.hidden)
-        self.lm_head = nn.Linear(item.hidden, item.vocab, bias=False)
-
-    def forward(self, tokens):
-        return self.lm_head(self.embedding(tokens))
 
 
 def build_plan(item: WorkItem, sequence_parallel: bool) -> Plan:
@@ -100,7 +73,7 @@ def build_plan(item: WorkItem, sequence_parallel: bool) -> Plan:
 
 def build_model(item: WorkItem) -> nn.Module:
     with torch.device("meta"):
-        model = (Block if item.kind == "block" else Ends)(item)
+        model = (Block if item.kind == "block" else Head)(item)
     model = model.to(DTYPES[item.dtype]).to_empty(device="cpu")
     with torch.no_grad():
         for name, weight in named_weights(model).items():

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from plait.bench.limit import NEXT
 from plait.bench.recorder import Taken
 from plait.bench.watched_link import Direction, Transfer
+from plait.schedule.pair import find_gemm
 from plait.schedule.step import Add, Collect, Message, Multiply, Step, Wait
 from plait.schedule.timeline import Timeline, Track
 
@@ -152,7 +152,7 @@ def _list_transfer_bars(rank: int, view: RankView, ready_s: dict[int, float]) ->
 def _name_kind(what: Step | Message) -> str:
     match what:
         case Multiply(gemm):
-            return gemm.removesuffix(NEXT)
+            return find_gemm(gemm)
         case Add():
             return "add"
         case Message(tensor):

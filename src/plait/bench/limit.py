@@ -13,18 +13,15 @@ from plait.bench.rounds import Spread
 from plait.overlap.collective_matmul import Chosen, CollectiveMatmul, Pass
 from plait.overlap.execute import Addends, execute
 from plait.schedule.costs import Costs, estimate_collective_s
-from plait.schedule.program import build_program, count_gather_rounds, join_programs
+from plait.schedule.pair import build_pair, join_pair, name_gemm
+from plait.schedule.program import build_program
 from plait.schedule.simulate import simulate
-from plait.schedule.step import Ahead, Content, Flow, Method, Program
+from plait.schedule.step import Content, Flow, Method
 from plait.schedule.timeline import Timeline
 from plait.sharding import Interval, Kind
 
 GemmTimes = Mapping[tuple[Pass, str], Sequence[float]]
 """How long each GEMM took with nothing moved, in every round."""
-
-
-NEXT = " next"
-"""Behind the names of the GEMMs of a pass that is timed together with the one before."""
 
 
 class Movement:
@@ -116,20 +113,10 @@ def _simulate(
         programs = [build_program(chosen.work, program.method, program.chunks, rank) for rank in range(degree)]
         return simulate(programs, costs)
     later = _derive_costs(following, matmul.chosen[following], alone_s, bytes_per_s)
-    gemm_s = {**costs.gemm_s, **{f"{gemm}{NEXT}": seconds for gemm, seconds in later.gemm_s.items()}}
+    gemm_s = {**costs.gemm_s, **{name_gemm(gemm): seconds for gemm, seconds in later.gemm_s.items()}}
     both = replace(costs, gemm_s=gemm_s, row_bytes={**costs.row_bytes, **later.row_bytes})
-    return simulate([_join(matmul, what, following, rank) for rank in range(degree)], both)
-
-
-def _join(matmul: CollectiveMatmul, what: Pass, following: Pass, rank: int) -> Program:
-    one, other = matmul.chosen[what], matmul.chosen[following]
-    assert one.work.gather is not None, what
-    assert other.work.gather is not None, following
-    ahead = Ahead(other.work.gather, 1 if other.program.method is Method.BULK else other.program.chunks)
-    first_round = count_gather_rounds(one.work.gather, one.program.chunks)
-    first = build_program(one.work, one.program.method, one.program.chunks, rank, ahead=ahead)
-    method, chunks = other.program.method, other.program.chunks
-    return join_programs(first, build_program(other.work, method, chunks, rank, first_round=first_round), NEXT)
+    halves = matmul.chosen[what].half, matmul.chosen[following].half
+    return simulate([join_pair(*build_pair(*halves, rank)) for rank in range(degree)], both)
 
 
 def _derive_costs(what: Pass, chosen: Chosen, alone_s: Mapping[tuple[Pass, str], float], bytes_per_s: float) -> Costs:

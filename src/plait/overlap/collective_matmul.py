@@ -28,8 +28,9 @@ from plait.overlap.transport.piecewise import PiecewiseGather
 from plait.overlap.transport.ring import RingTransport
 from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
 from plait.overlap.transport.symm_mem import CAPABILITY, why_not
-from plait.schedule.program import build_program, can_be_begun, can_begin, count_gather_rounds
-from plait.schedule.step import Ahead, Method, Program
+from plait.schedule.pair import Half, build_pair
+from plait.schedule.program import build_program, can_be_begun, can_begin
+from plait.schedule.step import Method, Program
 from plait.schedule.work import Operation, Work, derive_work
 from plait.sharding import Kind, Transition
 
@@ -83,9 +84,13 @@ class Chosen:
     line: Line
     is_fused: bool = False
     is_rest: bool = False
-    ran: set[tuple[Any, ...]] = field(default_factory=set)
-    """With which dtypes, of what is gathered and of what is reduced, it has run, and with what begun before it and for
-    the pass behind: all ranks agree on that."""
+    ran: dict[tuple[torch.dtype | None, torch.dtype | None], Program] = field(default_factory=dict)
+    """By the dtypes of what is gathered and of what is reduced, the program that all ranks last agreed on."""
+
+    @property
+    def half(self) -> Half:
+        """It as one of a pair of passes."""
+        return Half(self.work, self.program.method, self.program.chunks)
 
 
 class Instrument(Observer, Protocol):
@@ -140,6 +145,7 @@ class CollectiveMatmul:
         self.running: Program | None = None
         self.column: Next | None = None
         self.begun_by: dict[Pass, Pass] = {}
+        self._pairs: dict[Pass, tuple[Chosen, tuple[Program, Program]]] = {}
         self._in_vain: set[Hashable] = set()
         self._is_checked = not config.strict
 
@@ -190,17 +196,17 @@ class CollectiveMatmul:
             check_strict(self.receipt)
         if chosen is None or (chosen.is_rest and begun is None):
             self.chosen[what] = chosen = self._choose(what, gemms, shard, addends)
-        program, instrument = self._build_program(what, chosen, begun, following), self.instrument
-        self.running = program
+        pair = None if following is None or begun is not None else self._find_pair(what, chosen, following)
+        program = begun.program if begun is not None else chosen.program if pair is None else pair[0]
+        self.running, instrument = program, self.instrument
         if instrument is not None:
             gemms = instrument.enter(what, gemms)
         dtypes = (None if shard is None else shard.dtype, None if addends is None else addends.dtype)
-        agreed = (*dtypes, program.ahead)
         # What was begun was agreed on when it was; another collective might overtake it on some ranks.
-        if begun is None and agreed not in chosen.ran and program.flows:
+        if begun is None and chosen.ran.get(dtypes) is not program and program.flows:
             name = FUSED if chosen.is_fused else chosen.transport.capability.name
             check_agreement(program, name, self.axis, shard, addends, what.site.label)
-            chosen.ran.add(agreed)
+            chosen.ran[dtypes] = program
         ahead = None
         if chosen.is_fused and can_fuse(chosen.work, gemms):
             outcome = run_fused(chosen.work, gemms, self.axis, shard, what.site.label)
@@ -209,55 +215,39 @@ class CollectiveMatmul:
             source = shard if begun is None else begun.session
             sessions = open_sessions(program, chosen.transport, source, addends, what.site.label, start)
             outcome = take_steps(program, chosen.transport, gemms, sessions, instrument)
-            ahead = self._hand_over(begun, sessions.ahead, following, chosen)
+            if begun is not None:
+                begun.transport.end_ahead()
+            if sessions.ahead is not None and following is not None and pair is not None:
+                ahead = self._leave(sessions.ahead, following, chosen.transport, pair[1])
         if instrument is not None:
             instrument.leave()
         # The host of another device only enqueues: `RingTransport.measure_stalls` sees what its stream waits.
         chosen.line.add_measurement(outcome.exposed_s if self.device.type == "cpu" else None)
         return outcome, ahead
 
-    def _build_program(self, what: Pass, chosen: Chosen, begun: Begun | None, following: Next | None) -> Program:
-        """That of a pass, beside what was begun before it and what it can begin for the following one."""
-        if begun is not None:
-            return begun.program
-        ahead = None if following is None else self._look_ahead(what, chosen, following)
-        if ahead is None:
-            return chosen.program
-        return build_program(chosen.work, chosen.program.method, chosen.program.chunks, self.axis.rank, ahead=ahead)
-
-    def _look_ahead(self, what: Pass, chosen: Chosen, following: Next) -> Ahead | None:
-        """What of the following pass can be begun in this one, if anything."""
-        transport = chosen.transport
-        if chosen.is_fused or following.what in self._in_vain or not isinstance(transport, RingTransport):
+    def _find_pair(self, what: Pass, chosen: Chosen, following: Next) -> tuple[Program, Program] | None:
+        """The programs of a pass and of the following one, if the first can begin the gather of the second."""
+        if following.what in self._in_vain or not isinstance(chosen.transport, RingTransport):
             return None
-        if not can_begin(chosen.work, chosen.program.method):
+        if chosen.is_fused or not can_begin(chosen.work, chosen.program.method):
             return None
         later = self.chosen.get(following.what)
         if later is None:
             later = self._choose(following.what, {}, following.shard, following.addends, is_begun=True)
             self.chosen[following.what] = later
-        if later.transport is not transport or not can_be_begun(later.work, later.program.method):
+        if later.transport is not chosen.transport or not chosen.half.can_begin(later.half):
             return None
-        assert later.work.gather is not None
         self.begun_by[what] = following.what
-        return Ahead(later.work.gather, 1 if later.program.method is Method.BULK else later.program.chunks)
+        known = self._pairs.get(what)
+        if known is None or known[0] is not later:
+            self._pairs[what] = known = (later, build_pair(chosen.half, later.half, self.axis.rank))
+        return known[1]
 
-    def _hand_over(
-        self, begun: Begun | None, ahead: PiecewiseGather | None, following: Next | None, chosen: Chosen
-    ) -> Begun | None:
-        """Be done with what was begun before; what the following pass is to find of what was begun for it."""
-        if begun is not None:
-            begun.transport.end_ahead()
-        if ahead is None or following is None:
-            return None
-        later, transport, gather = self.chosen[following.what], chosen.transport, chosen.work.gather
+    def _leave(self, session: PiecewiseGather, following: Next, transport: Transport, program: Program) -> Begun:
+        """What the following pass is to find of what was begun for it."""
         assert isinstance(transport, RingTransport), transport
-        assert gather is not None, chosen.work
         transport.leave_ahead(following.shard.device)
-        first_round = count_gather_rounds(gather, chosen.program.chunks)
-        method, chunks = later.program.method, later.program.chunks
-        program = build_program(later.work, method, chunks, self.axis.rank, first_round=first_round)
-        return Begun(following.what, following, ahead, transport, program, self._in_vain)
+        return Begun(following.what, following, session, transport, program, self._in_vain)
 
     def _end_ahead(self) -> None:
         for transport in self.transports.values():

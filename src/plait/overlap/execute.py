@@ -1,6 +1,6 @@
 """The one interpreter of schedules: takes the steps of a program in order, over whatever transport."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -11,10 +11,10 @@ from torch import Tensor
 from plait.comm import trace
 from plait.comm.mesh import Axis
 from plait.overlap.agree import Row, check_same_schedule
-from plait.overlap.transport.base import GatherSession, ReduceSession, Transport
+from plait.overlap.transport.base import TAKE, GatherSession, ReduceSession, Transport
 from plait.overlap.transport.piecewise import PiecewiseGather
 from plait.overlap.transport.ring import RingTransport
-from plait.schedule.step import Add, Collect, Flow, Flush, Method, Multiply, Program, Recv, Send, Step, Wait
+from plait.schedule.step import Collect, Flow, Flush, Method, Multiply, Program, Step, Wait
 from plait.sharding import Interval, Kind
 
 
@@ -160,7 +160,7 @@ def take_steps(
             full = gather.full if gather else None
             gemms[step.gemm](step.rows, full, partial, accumulates=step.accumulates)
         else:
-            _TAKE[type(step)](by_tensor, step)
+            TAKE[type(step)](by_tensor, step)
         if is_timed:
             end_s = perf_counter()
             if is_wait:
@@ -193,17 +193,6 @@ def check_agreement(
 
 
 _WAITS = frozenset((Wait, Flush, Collect))
-
-# A small block takes hardly longer than its steps: `match` would look at one kind after the other, each time.
-_TAKE: dict[type[Step], Callable[[Mapping[str, Any], Any], None]] = {
-    Recv: lambda sessions, step: sessions[step.message.tensor].recv(step.message),
-    Send: lambda sessions, step: sessions[step.message.tensor].send(step.message),
-    Wait: lambda sessions, step: sessions[step.message.tensor].wait(step.message),
-    Add: lambda sessions, step: sessions[step.tensor].add(step.piece, step.ranks),
-    Flush: lambda sessions, step: sessions[step.tensor].flush(),
-    Collect: lambda sessions, step: sessions[step.tensor].collect(),
-}
-"""How a step that moves something is taken."""
 
 
 def _issue(program: Program, transport: Transport, flow: Flow, width: int, dtype: torch.dtype, label: str) -> None:

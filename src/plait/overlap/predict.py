@@ -47,10 +47,10 @@ def derive_costs(transport: str, work: Work, site: Site, rates: Rates) -> Costs:
         flow.tensor: float(site.row_bytes(Content.VALUE if flow.kind is Kind.ALL_GATHER else Content.ADDEND))
         for flow in work.flows
     }
-    collect_s = {
-        flow.tensor: rates.library.seconds(flow.kind, work.num_rows * row_bytes[flow.tensor]) for flow in work.flows
-    }
     if transport == LIBRARY:
+        collect_s = {
+            flow.tensor: rates.library.seconds(flow.kind, work.num_rows * row_bytes[flow.tensor]) for flow in work.flows
+        }
         return Costs(gemm_s, row_bytes, collect_s=collect_s)
     link = rates.link(transport)
     sum_row_bytes = site.row_bytes(Content.ADDEND)

@@ -70,15 +70,6 @@ def build_program(
     return Program(method, chunks, rank, work.flows, work.gemms, tuple(steps), ahead, first_round is not None)
 
 
-def join_programs(first: Program, second: Program, mark: str) -> Program:
-    """One after the other as one program, to be timed; `mark` goes behind the names of the second's GEMMs."""
-    renamed = [
-        replace(step, gemm=f"{step.gemm}{mark}") if isinstance(step, Multiply) else step for step in second.steps
-    ]
-    flows, gemms = (*first.flows, *second.flows), (*first.gemms, *(f"{gemm}{mark}" for gemm in second.gemms))
-    return replace(first, flows=flows, gemms=gemms, steps=(*first.steps, *renamed), ahead=None)
-
-
 def can_begin(work: Work, method: Method) -> bool:
     """Whether a program can begin a gather for the next: nothing but its own gather moves, and that at the start."""
     return method is Method.DIRECT and work.gather is not None and work.reduce is None
@@ -88,11 +79,6 @@ def can_be_begun(work: Work, method: Method) -> bool:
     """Whether the program before can have begun the gather: it is all sent at the start, and waited for at the end."""
     is_sent_at_start = method in (Method.DIRECT, Method.BULK)
     return is_sent_at_start and work.gather is not None and work.reduce is not None and not work.rowwise_reads_gather
-
-
-def count_gather_rounds(flow: Flow, chunks: int) -> int:
-    """In how many rounds a direct gather moves; what it begins for the next program follows."""
-    return build_pieces(flow.split, chunks).num_rounds
 
 
 def list_methods(work: Work) -> tuple[Method, ...]:

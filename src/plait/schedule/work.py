@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from plait.schedule.step import Flow
 from plait.sharding import Kind, Transition, build_split
@@ -92,6 +93,7 @@ def _derive_flow(tensor: str, kind: Kind, num_rows: int, degree: int) -> Flow | 
     return Flow(tensor, kind, build_split(num_rows, degree)) if kind.is_collective and degree > 1 else None
 
 
+@lru_cache(maxsize=1024)
 def derive_work(
     operation: Operation,
     transition: Transition,

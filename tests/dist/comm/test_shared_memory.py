@@ -25,6 +25,7 @@ from plait.comm.shared import arena
 from plait.comm.trace import record
 from plait.errors import TransportError, TransportTimeout
 from plait.sharding import Kind, MeshShape, Split, build_head_splits, build_split
+from tests.support.file_limit import limited
 
 SHAPES = ((1,), (7, 5), (0, 3), (4, 1, 6), (33, 64), (2, 3, 4), (130, 70), (64, 256), (5,))
 """Small and large in turn, uneven, empty; the memory grows in between."""
@@ -252,17 +253,6 @@ def test_ranks_of_two_hosts_find_out() -> None:
         pytest.skip("it takes the right to mount")
     assert reasons[0] == reasons[1]
     assert re.match("rank 1: it does not see the memory of the first rank, so it is on another host", reasons[0])
-
-
-@contextmanager
-def limited(num_bytes: int) -> Iterator[None]:
-    """Let the system refuse this process longer files, as a full /dev/shm would."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def run_out_of_memory() -> str | None:

@@ -16,7 +16,7 @@ from plait.overlap.transport.ring import RingTransport
 from plait.schedule.program import build_program
 from plait.schedule.step import Method
 from plait.sharding import Interval, MeshShape
-from tests.support.collective_gemm import Case, list_runs, run_case
+from tests.support.collective_gemm import Case, list_runs, run_case, run_every
 
 OVERLAPPED = (Method.BULK, Method.DIRECT, Method.RING, Method.RING_TWO_WAY)
 
@@ -26,24 +26,8 @@ def build_axis(degree: int) -> Axis:
 
 
 def run_all(degree: int, num_rows: int, chunks: tuple[int, ...]) -> int:
-    """Every pass with every method; the number of runs, all of which gave the dense result and sent what was said."""
-    transport = RingTransport(build_axis(degree))
-    number = 0
-    for case, method, chunks_of_run in list_runs(num_rows, degree, chunks):
-        with trace.record() as recorded:
-            run = run_case(case, method, chunks_of_run, transport, label="here")
-        where = (case, method, chunks_of_run)
-        assert run.wrong == [], (run.wrong, *where)
-        if method is not Method.NONE:
-            assert moved(recorded, "sent") == run.program.messages_sent, where
-            assert moved(recorded, "received") == run.program.messages_received, where
-        assert [entry.kind for entry in recorded.collectives] == [flow.kind for flow in run.program.flows], where
-        number += 1
-    return number
-
-
-def moved(recorded: trace.Trace, direction: str) -> list[Any]:
-    return [entry.message for entry in recorded.moved if entry.direction == direction]
+    """Every pass with every method."""
+    return run_every(RingTransport(build_axis(degree)), list_runs(num_rows, degree, chunks))
 
 
 @pytest.mark.parametrize("degree", [2, 3, 4])

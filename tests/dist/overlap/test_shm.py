@@ -22,7 +22,7 @@ from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
 from plait.schedule.piece import build_pieces
 from plait.schedule.step import Content, Flow, Message, Method, Step
 from plait.sharding import Kind, MeshShape, build_split
-from tests.support.collective_gemm import Case, list_cases, list_runs, run_case
+from tests.support.collective_gemm import Case, list_cases, list_runs, run_case, run_every
 from tests.support.lone_mesh import build_lone_mesh
 
 METHODS = SharedMemoryTransport.capability.methods
@@ -49,24 +49,8 @@ def test_memory_that_is_first_used_in_inference_mode_serves_outside_it(ranks) ->
 
 
 def run_all(degree: int, num_rows: int, chunks: tuple[int, ...]) -> int:
-    """Every pass with every method; the number of runs, all of which gave the dense result and sent what was said."""
-    transport = SharedMemoryTransport(build_axis(degree))
-    number = 0
-    for case, method, chunks_of_run in list_own_runs(num_rows, degree, chunks):
-        with trace.record() as recorded:
-            run = run_case(case, method, chunks_of_run, transport, label="here")
-        where = (case, method, chunks_of_run)
-        assert run.wrong == [], (run.wrong, *where)
-        if method is not Method.NONE:
-            assert moved(recorded, "sent") == run.program.messages_sent, where
-            assert moved(recorded, "received") == run.program.messages_received, where
-        assert [entry.kind for entry in recorded.collectives] == [flow.kind for flow in run.program.flows], where
-        number += 1
-    return number
-
-
-def moved(recorded: trace.Trace, direction: str) -> list[Any]:
-    return [entry.message for entry in recorded.moved if entry.direction == direction]
+    """Every pass with every method."""
+    return run_every(SharedMemoryTransport(build_axis(degree)), list_own_runs(num_rows, degree, chunks))
 
 
 @pytest.mark.parametrize("degree", [2, 3, 4])

@@ -17,6 +17,7 @@ from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
 from plait.overlap.site import Site
 from plait.schedule.work import Operation
 from plait.sharding import Interval, MeshShape, Partial, Shard, derive_transition
+from tests.support.file_limit import limited
 
 SMALL, LARGE = 4, 4000
 
@@ -26,17 +27,6 @@ RATES = Rates(
     (LinkRates("ring", 1e-4, 1e-4, 1e8, 1e9, 1.0), LinkRates("shm", 1e-6, 1e-6, 1e9, 1e9, 1.0)),
 )
 """Shared memory is the best way."""
-
-
-@contextmanager
-def limited(num_bytes: int) -> Iterator[None]:
-    """Let the system refuse this process longer files, as a full /dev/shm would."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def run(matmul: CollectiveMatmul, num_rows: int) -> str:

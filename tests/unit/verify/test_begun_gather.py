@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.errors import ScheduleError
-from plait.schedule.program import build_program, can_be_begun, can_begin, count_gather_rounds
+from plait.schedule.pair import Half, build_pair
+from plait.schedule.program import build_program, can_be_begun, can_begin
 from plait.schedule.step import Ahead, Flush, Method, Multiply, Send, Wait
 from plait.schedule.work import Operation, derive_work
 from plait.sharding import Partial, Replicate, Shard, derive_transition
@@ -16,14 +17,12 @@ from plait.verify.static.schedule import check_pair
 ENTRY, EXIT = derive_transition(Shard(0), Replicate()), derive_transition(Partial(), Shard(0))
 
 
-def build_pair(num_rows, degree, chunks, method, *, needs_dgrad=True):
+def build_programs(num_rows, degree, chunks, method, *, needs_dgrad=True):
     """The backward of a row linear, which begins the gather of the column group in front of it, and that one's."""
     row = derive_work(Operation.ROW_BACKWARD, EXIT, num_rows, degree, needs_dgrad=needs_dgrad)
     column = derive_work(Operation.COLUMN_BACKWARD, ENTRY, num_rows, degree)
-    ahead = Ahead(column.gather, 1 if method is Method.BULK else chunks[1])
-    first_round = count_gather_rounds(row.gather, chunks[0])
-    first = [build_program(row, Method.DIRECT, chunks[0], rank, ahead=ahead) for rank in range(degree)]
-    second = [build_program(column, method, chunks[1], rank, first_round=first_round) for rank in range(degree)]
+    halves = Half(row, Method.DIRECT, chunks[0]), Half(column, method, chunks[1])
+    first, second = map(list, zip(*(build_pair(*halves, rank) for rank in range(degree)), strict=True))
     return first, second, (row, column)
 
 
@@ -35,13 +34,13 @@ def build_pair(num_rows, degree, chunks, method, *, needs_dgrad=True):
     needs_dgrad=st.booleans(),
 )
 def test_both_schedules_hold(num_rows, degree, chunks, method, needs_dgrad):
-    first, second, works = build_pair(num_rows, degree, chunks, method, needs_dgrad=needs_dgrad)
+    first, second, works = build_programs(num_rows, degree, chunks, method, needs_dgrad=needs_dgrad)
     check_pair(first, second, works)
     assert not any(isinstance(step, Send) and step.message.tensor == "x" for each in second for step in each.steps)
 
 
 def test_what_is_begun_travels_behind_what_the_first_needs_and_is_waited_for_at_the_end_of_the_second():
-    (first, _), (second, _), _ = build_pair(4, 2, (1, 1), Method.DIRECT)
+    (first, _), (second, _), _ = build_programs(4, 2, (1, 1), Method.DIRECT)
     assert [str(step) for step in first.steps if not isinstance(step, Multiply | Flush | Wait)] == [
         "recv value dy[2:4] 1 -> 0",
         "recv value x[2:4] 1 -> 0",
@@ -65,13 +64,13 @@ def test_what_is_begun_travels_behind_what_the_first_needs_and_is_waited_for_at_
 
 @pytest.mark.parametrize("fault", ["lost", "rounds", "unwaited"])
 def test_a_pair_that_does_not_hold_is_refused(fault):
-    first, second, works = build_pair(12, 3, (2, 2), Method.DIRECT)
+    first, second, works = build_programs(12, 3, (2, 2), Method.DIRECT)
     match fault:
         case "lost":
             last = [step for step in first[1].steps if isinstance(step, Send)][-1]
             first[1] = replace(first[1], steps=tuple(step for step in first[1].steps if step != last))
         case "rounds":
-            _, second, _ = build_pair(12, 3, (1, 2), Method.DIRECT)
+            _, second, _ = build_programs(12, 3, (1, 2), Method.DIRECT)
         case "unwaited":
             waits = [step for step in second[0].steps if isinstance(step, Wait) and step.message.tensor == "x"]
             second[0] = replace(second[0], steps=tuple(step for step in second[0].steps if step != waits[0]))

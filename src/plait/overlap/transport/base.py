@@ -3,15 +3,16 @@
 A session lives for one run of a program. Rows are moved as they are: `[T, width]`, contiguous, cut along dim 0.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from plait.comm.mesh import Axis
 from plait.schedule.piece import Piece
-from plait.schedule.step import Flow, Message, Method
+from plait.schedule.step import Add, Collect, Flow, Flush, Message, Method, Recv, Send, Step, Wait
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,15 @@ class Transport(Protocol):
         self, flow: Flow, width: int, dtype: torch.dtype, device: torch.device, label: str
     ) -> ReduceSession:
         """Begin to reduce rows of `width` elements in `dtype`."""
+
+
+# A small block takes hardly longer than its steps: `match` would look at one kind after the other, each time.
+TAKE: dict[type[Step], Callable[[Mapping[str, Any], Any], None]] = {
+    Recv: lambda sessions, step: sessions[step.message.tensor].recv(step.message),
+    Send: lambda sessions, step: sessions[step.message.tensor].send(step.message),
+    Wait: lambda sessions, step: sessions[step.message.tensor].wait(step.message),
+    Add: lambda sessions, step: sessions[step.tensor].add(step.piece, step.ranks),
+    Flush: lambda sessions, step: sessions[step.tensor].flush(),
+    Collect: lambda sessions, step: sessions[step.tensor].collect(),
+}
+"""How a step that moves something is taken, with the sessions by tensor."""

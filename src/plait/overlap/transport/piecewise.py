@@ -9,12 +9,13 @@ from torch import Tensor
 from plait.comm import trace
 from plait.comm.mesh import Axis
 from plait.errors import ShardingError
+from plait.overlap.transport.base import TAKE
 from plait.overlap.transport.link import Link
 from plait.overlap.transport.pool import Pool
 from plait.schedule import direct
 from plait.schedule.movement import Gather, Reduction
 from plait.schedule.piece import Piece, build_pieces
-from plait.schedule.step import Add, Content, Flow, Message, Recv, Send, Step, Wait
+from plait.schedule.step import Content, Flow, Message, Step
 from plait.sharding import Interval, Kind
 
 
@@ -156,16 +157,7 @@ class PiecewiseReduce:
 def _move_at_once(session: PiecewiseGather | PiecewiseReduce, flow: Flow, rank: int) -> None:
     """Move all of a tensor, each owner's rows in one message, and wait for it: the same links without any overlap."""
     for step in _list_steps(flow, rank):
-        match step:
-            case Recv(message):
-                session.recv(message)
-            case Send(message):
-                session.send(message)
-            case Wait(message):
-                session.wait(message)
-            case Add(_, piece, ranks):
-                assert isinstance(session, PiecewiseReduce), step
-                session.add(piece, ranks)
+        TAKE[type(step)]({flow.tensor: session}, step)
     session.flush()
 
 
