@@ -1,0 +1,87 @@
+"""What a plan decides: degrees, recompute, overlap, precision, and who keeps which part of the optimizer state."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from plait.config.overlap import OverlapConfig
+from plait.config.parallel import ParallelConfig
+from plait.config.precision import FloatFormat, PrecisionConfig
+
+Recompute = Literal["none", "selective", "full"]
+"""What is computed again in backward: nothing, the attention core, or every block from its input."""
+
+Quantization = Literal["none", "fp8_delayedscaling", "fp8_currentscaling", "fp8_rowwise"]
+"""In which form GEMMs of linears read their operands."""
+
+Sharded = Literal["nothing", "optimizer", "gradients", "parameters"]
+"""What the ranks of `dp_shard` and `cp` share out: the optimizer state, also gradients, also parameters (FSDP)."""
+
+_WHERE_IT_PAYS = OverlapConfig(policy="auto")
+_BFLOAT16 = PrecisionConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """How a model is spread over `tp * cp * pp * dp_replicate * dp_shard` devices, and how it is run there.
+
+    Attributes:
+        interleave: stages of the pipeline that one rank holds (1: plain 1F1B).
+        dp_replicate: groups that hold the same and only sum gradients.
+        dp_shard: data-parallel ranks of a group that share out what `sharded` says.
+        micro_batch: sequences of one forward and backward of one data-parallel rank.
+        fused_attention: whether attention scores stay on the chip (FlashAttention).
+        gradient_dtype: in which gradients are accumulated and summed over dp.
+        overlaps_gradients: whether gradients are summed over dp beneath the backward of other layers.
+    """
+
+    tp: int = 1
+    sequence_parallel: bool = True
+    cp: int = 1
+    pp: int = 1
+    interleave: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    sharded: Sharded = "optimizer"
+    micro_batch: int = 1
+    recompute: Recompute = "none"
+    overlap: OverlapConfig = _WHERE_IT_PAYS
+    precision: PrecisionConfig = _BFLOAT16
+    quantization: Quantization = "none"
+    fused_attention: bool = True
+    gradient_dtype: FloatFormat = "float32"
+    overlaps_gradients: bool = True
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree: ranks that see different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the plan takes."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def sharding_degree(self) -> int:
+        """Ranks over which the optimizer state is cut."""
+        return 1 if self.sharded == "nothing" else self.dp_shard * self.cp
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """The section of the run's config; the runtime has no pp, cp and FSDP yet (`list_missing`)."""
+        return ParallelConfig(tp=self.tp, dp=self.dp, sequence_parallel=self.sequence_parallel)
+
+    def list_missing(self) -> tuple[str, ...]:
+        """What of this plan `plait train` does not run yet, as `pp = 4`."""
+        asked = {
+            "cp": (self.cp, 1), "pp": (self.pp, 1), "interleave": (self.interleave, 1),
+            "recompute": (self.recompute, "none"), "quantization": (self.quantization, "none"),
+        }  # fmt: skip
+        missing = [f"{name} = {value}" for name, (value, plain) in asked.items() if value != plain]
+        if self.sharding_degree > 1:
+            missing.append(f"{self.sharded} sharded over dp")
+        return tuple(missing)
+
+    def num_micro_batches(self, global_batch: int) -> int:
+        """Forwards and backwards of each data-parallel rank in one step; the batch must divide."""
+        return global_batch // (self.dp * self.micro_batch)
