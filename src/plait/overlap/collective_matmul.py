@@ -34,6 +34,9 @@ from plait.schedule.step import Method, Program
 from plait.schedule.work import Operation, Work, derive_work
 from plait.sharding import Kind, Transition
 
+_MAX_PASSES = 4096
+"""Of 32 layers those of sixteen token counts: batches of ever new sizes are not to fill the memory."""
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -195,7 +198,7 @@ class CollectiveMatmul:
             self._is_checked = True
             check_strict(self.receipt)
         if chosen is None or (chosen.is_rest and begun is None):
-            self.chosen[what] = chosen = self._choose(what, gemms, shard, addends)
+            chosen = self._keep(what, self._choose(what, gemms, shard, addends))
         pair = None if following is None or begun is not None else self._find_pair(what, chosen, following)
         program = begun.program if begun is not None else chosen.program if pair is None else pair[0]
         self.running, instrument = program, self.instrument
@@ -225,6 +228,17 @@ class CollectiveMatmul:
         chosen.line.add_measurement(outcome.exposed_s if self.device.type == "cpu" else None)
         return outcome, ahead
 
+    def _keep(self, what: Pass, chosen: Chosen) -> Chosen:
+        """Know it the next time, and of what was kept for long forget what must be chosen again if it comes again."""
+        self.chosen[what] = chosen
+        if len(self.chosen) > _MAX_PASSES:
+            oldest = next(iter(self.chosen))
+            self.receipt.drop_line(self.chosen.pop(oldest).line)
+            self.begun_by.pop(oldest, None)
+            self._pairs.pop(oldest, None)
+            self._in_vain.discard(oldest)
+        return chosen
+
     def _find_pair(self, what: Pass, chosen: Chosen, following: Next) -> tuple[Program, Program] | None:
         """The programs of a pass and of the following one, if the first can begin the gather of the second."""
         if following.what in self._in_vain or not isinstance(chosen.transport, RingTransport):
@@ -234,7 +248,7 @@ class CollectiveMatmul:
         later = self.chosen.get(following.what)
         if later is None:
             later = self._choose(following.what, {}, following.shard, following.addends, is_begun=True)
-            self.chosen[following.what] = later
+            self._keep(following.what, later)
         if later.transport is not chosen.transport or not chosen.half.can_begin(later.half):
             return None
         self.begun_by[what] = following.what
@@ -282,14 +296,9 @@ class CollectiveMatmul:
         if lack is not None:
             # For this pass only: there may well be memory for smaller ones.
             reachable["shm"] = lack
-            check_transport(self.config, reachable)
+            if choice.method is not Method.NONE:
+                check_transport(self.config, reachable)
             choice = choose(self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
-        is_asked = self.config.policy != "disabled" and bool(work.flows)
-        if choice.transport == LIBRARY and is_asked and reachable.get("shm", "") is None and lack is None:
-            # Ranks that share memory have their collectives in it, also where nothing is overlapped.
-            choice = replace(choice, transport="shm")
-            lack = self._reserve(work, shard, addends, what.site.label)
-            choice = choice if lack is None else replace(choice, transport=LIBRARY, reason=lack)
         is_fused = choice.transport == FUSED
         method, transport = (Method.NONE, LIBRARY) if is_fused else (choice.method, choice.transport)
         program = build_program(work, method, choice.chunks, self.axis.rank)

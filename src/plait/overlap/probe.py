@@ -26,7 +26,8 @@ from plait.schedule.step import Flow, Method
 from plait.schedule.work import Work
 from plait.sharding import Interval, Kind, build_split
 
-_FEW_ROWS, _MANY_ROWS = 32, 256
+_FEW_ROWS, _NUM_PIECES = 64, 4
+_MANY_ROWS = _FEW_ROWS * _NUM_PIECES
 _MIN_GEMM_WIDTH, _MAX_GEMM_WIDTH = 256, 4096
 _GEMM_S = 2e-3
 """How long a GEMM of many rows is to take at least: shorter ones are measured too coarsely."""
@@ -35,6 +36,8 @@ _WIDTH = 1024
 """Features of what is moved."""
 _TRANSFER_S = 4e-3
 """How long a transfer is to take at least, unless it has so many bytes."""
+_LESS = 4
+"""How many times as much a transfer is as the one that it is compared with."""
 _SMALLEST_SUM = 0.02
 """Of a transfer, what it takes at least to add what has come."""
 _MIN_BYTES, _MAX_BYTES = 1 << 16, 1 << 22
@@ -43,7 +46,7 @@ _MAX_ACCELERATOR_BYTES = 1 << 26
 _MANY_CALLS = 32
 _MANY_CHUNKS = 8
 _REPEATS = 5
-_BUDGET_S = 1.5
+_BUDGET_S = 5.0
 """After so long nothing is repeated any more."""
 _QUIET = 0.85
 """Of the cores that ranks can have at best, what they must get for their rates to be kept."""
@@ -74,7 +77,7 @@ def find_rates(transports: Mapping[str, Transport], axis: Axis, *, device: torch
 def measure_rates(
     transports: Mapping[str, Transport], axis: Axis, *, device: torch.device, dtype: torch.dtype
 ) -> tuple[Rates, float]:
-    """Measure on every rank of the axis, in less than two seconds if nothing else goes on there.
+    """Measure on every rank of the axis, in a few seconds.
 
     Beside the rates it says which share of the cores that it computes on a rank got at least.
 
@@ -131,20 +134,20 @@ class _Probe:
             torch.accelerator.synchronize(self.device)
 
     def measure_gemm(self) -> GemmRates:
-        """A line through GEMMs of few and of many rows; what it has at no rows is the price of a piece."""
+        """A GEMM of many rows, and the same in pieces of few: what that takes longer is the price of a piece."""
         small = self._build_gemm(1, 8)
         call_s = self.time(lambda: [small() for _ in range(_MANY_CALLS)]) / _MANY_CALLS
         width = _MIN_GEMM_WIDTH
         while True:
             self.busy, few = self._build_gemm(_MANY_ROWS, width), self._build_gemm(_FEW_ROWS, width)
-            many_runs_s, few_runs_s = zip(*self.time_rounds([self.busy, few]), strict=True)
-            self.busy_s, few_s = _take_good(many_runs_s), _take_good(few_runs_s)
+            rounds = self.time_rounds([self.busy, lambda few=few: [few() for _ in range(_NUM_PIECES)]])
+            self.busy_s = _take_good([row[0] for row in rounds])
             if self.busy_s >= _GEMM_S or width >= _MAX_GEMM_WIDTH:
                 break
             width *= 2
-        row_s = _subtract(self.busy_s, few_s) / (_MANY_ROWS - _FEW_ROWS)
-        extra_rows = (few_s - call_s) / row_s - _FEW_ROWS
-        return GemmRates(call_s, 2 * width * width / row_s, min(max(0.0, extra_rows), float(_FEW_ROWS)))
+        row_s = (self.busy_s - call_s) / _MANY_ROWS
+        piece_s = median(row[1] - row[0] for row in rounds) / (_NUM_PIECES - 1) - call_s
+        return GemmRates(call_s, 2 * width * width / row_s, min(max(0.0, piece_s / row_s), float(_FEW_ROWS)))
 
     def measure_share(self) -> float:
         """Which share of its cores the rank gets that gets least, while all of them compute."""
@@ -166,8 +169,11 @@ class _Probe:
         call_s = max(self.time(self._build_exchange(transport, kind, 1, 0)) for kind in kinds)
         num_rows = self._find_size(transport, call_s, 0)
         num_bytes = num_rows * self.axis.degree * self.row_bytes
-        times_s = [self.time(self._build_exchange(transport, kind, num_rows, 0)) for kind in kinds]
-        return LibraryRates(call_s, *(num_bytes / _subtract(time_s, call_s) for time_s in times_s))
+        rates = []
+        for kind in kinds:
+            sizes = [self._build_exchange(transport, kind, rows, 0) for rows in (num_rows, num_rows // _LESS)]
+            rates.append(_fit_rate(num_bytes, self.time_rounds(sizes)))
+        return LibraryRates(call_s, *rates)
 
     def measure_link(self, name: str, transport: Transport) -> LinkRates:
         """Messages of few bytes, a transfer of many bytes, the same with a GEMM beside it, and with a sum behind."""
@@ -178,30 +184,32 @@ class _Probe:
         num_rows = self._find_size(transport, few_s, 1)
         num_bytes = num_rows * others * self.row_bytes
         gather = self._build_exchange(transport, Kind.ALL_GATHER, num_rows, 1)
+        less = self._build_exchange(transport, Kind.ALL_GATHER, num_rows // _LESS, 1)
         reduce = self._build_exchange(transport, Kind.REDUCE_SCATTER, num_rows, 1)
         repeats = max(1, round(self.time(gather, repeats=2) / self.busy_s))
         beside = self._build_exchange(transport, Kind.ALL_GATHER, num_rows, 1, repeats=repeats)
-        rounds = self.time_rounds([gather, reduce, lambda: self._compute(repeats), beside])
-        gather_s, reduce_s = (_take_good([row[place] for row in rounds]) for place in range(2))
+        # Either transfer of the two that are compared comes behind another, which leaves a token bucket empty.
+        rounds = self.time_rounds([gather, reduce, less, lambda: self._compute(repeats), beside])
+        gather_s, reduce_s, *_ = (_take_good(times_s) for times_s in zip(*rounds, strict=True))
         return LinkRates(
             name,
             step_s=step_s,
             latency_s=max(0.0, few_s - others * 3 * step_s),
-            bytes_per_s=num_bytes / _subtract(gather_s, few_s),
+            bytes_per_s=_fit_rate(num_bytes, [(row[0], row[2]) for row in rounds]),
             add_bytes_per_s=num_bytes / max(reduce_s - gather_s, _SMALLEST_SUM * gather_s),
-            contention=median(_measure_contention(row[0], row[2], row[3]) for row in rounds),
+            contention=median(_measure_contention(row[0], row[3], row[4]) for row in rounds),
         )
 
     def _find_size(self, transport: Transport, few_s: float, chunks: int) -> int:
-        """Rows of a rank that take long enough to be measured beside what few rows take."""
+        """Rows of a rank of which a part takes long enough to be measured beside what few rows take."""
         most_bytes = _MAX_BYTES if self.device.type == "cpu" else _MAX_ACCELERATOR_BYTES
         num_rows = _MIN_BYTES // self.row_bytes
-        while num_rows * self.row_bytes < most_bytes:
+        while num_rows * self.row_bytes * _LESS < most_bytes:
             run = self._build_exchange(transport, Kind.ALL_GATHER, num_rows, chunks)
             if self.time(run, repeats=2) >= max(_TRANSFER_S, few_s / _SMALLEST_PART):
                 break
-            num_rows *= 4
-        return num_rows
+            num_rows *= _LESS
+        return num_rows * _LESS
 
     def _build_exchange(
         self, transport: Transport, kind: Kind, num_rows: int, chunks: int, *, repeats: int = 0
@@ -239,8 +247,10 @@ def _measure_contention(transfer_s: float, compute_s: float, both_s: float) -> f
     return min(max(0.0, (both_s - max(transfer_s, compute_s)) / min(transfer_s, compute_s)), 1.0)
 
 
-def _subtract(whole_s: float, part_s: float) -> float:
-    return max(whole_s - part_s, _SMALLEST_PART * whole_s)
+def _fit_rate(num_bytes: int, rounds: Sequence[Sequence[float]]) -> float:
+    """By how much longer it takes than a part of it: what a link lets through at once, as many do, is no rate."""
+    whole_s, part_s = (_take_good([row[place] for row in rounds]) for place in range(2))
+    return num_bytes * (1 - 1 / _LESS) / max(whole_s - part_s, _SMALLEST_PART * whole_s)
 
 
 class _Beside:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,8 @@ from plait.schedule.step import Method, Program
 from plait.schedule.work import Operation, Work
 from plait.sharding import Kind
 from plait.units import format_bytes, format_seconds
+
+_HEADINGS = ("pass", "tokens", "runs", "sends", "predicted", "waited", "why")
 
 _NOT_WAITED = "waited: empty where a stream of the device waits, which its host does not see"
 
@@ -85,11 +88,13 @@ class Receipt:
     Attributes:
         asked: what the config asks for.
         note: what there is to say instead of lines.
+        num_dropped: lines of passes that were forgotten, of which too many differed.
     """
 
     lines: list[Line] = field(default_factory=list)
     asked: str = ""
     note: str | None = None
+    num_dropped: int = 0
 
     def add_line(self, operation: Operation, site: Site, work: Work, choice: Choice, program: Program) -> Line:
         """Note what was chosen for a pass; what its runs cost is to be added to the line."""
@@ -99,9 +104,15 @@ class Receipt:
         self.asked = choice.asked
         return line
 
+    def drop_line(self, line: Line) -> None:
+        """Leave out a pass that was forgotten."""
+        self.lines.remove(line)
+        self.num_dropped += 1
+
     def to_json(self) -> dict[str, Any]:
         """For files and programs."""
-        return {"asked": self.asked, "note": self.note, "lines": [line.to_json() for line in self.lines]}
+        lines = [line.to_json() for line in self.lines]
+        return {"asked": self.asked, "note": self.note, "num_dropped": self.num_dropped, "lines": lines}
 
 
 def build_empty_receipt(asked: str) -> Receipt:
@@ -180,21 +191,17 @@ def build_receipt_table(receipt: Receipt) -> RenderableType:
     """The receipt for a reader; layers that are alike are one row."""
     if not receipt.lines:
         return Text(f"overlap = {receipt.asked}: {receipt.note or 'no collective GEMM has run'}")
-    folds = list(fold_lines(receipt))
-    reasons = list(dict.fromkeys(fold.first.choice.reason for fold in folds))
     if receipt.asked == "disabled":
         return Text("overlap = disabled: every collective is the library's, and nothing is computed beside it")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("GEMM", overflow="fold")
-    table.add_column("pass", no_wrap=True)
-    table.add_column("tokens", justify="right", no_wrap=True)
-    table.add_column("runs", no_wrap=True)
-    for heading in ("sends", "predicted", "waited", "why"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    folds = list(fold_lines(receipt))
+    reasons = list(dict.fromkeys(fold.first.choice.reason for fold in folds))
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("pass", "runs") else "right", no_wrap=True)
     for fold in folds:
         line, choice = fold.first, fold.first.choice
         table.add_row(
-            fold.label, line.operation.rpartition(" ")[2], str(line.num_rows), str(choice.way),
+            line.operation.rpartition(" ")[2], str(line.num_rows), str(choice.way),
             f"{line.num_messages} x {format_bytes(line.sent_bytes / max(1, line.num_messages))}",
             _format_time(choice.predicted_exposed_s), _format_time(fold.measured_exposed_s),
             Text(f"({reasons.index(choice.reason) + 1})", style="" if choice.is_as_asked else "bold red"),
@@ -202,7 +209,27 @@ def build_receipt_table(receipt: Receipt) -> RenderableType:
     notes = [Text(f"({number}) {reason}", style="dim") for number, reason in enumerate(reasons, 1)]
     if any(fold.measured_exposed_s is None for fold in folds):
         notes.append(Text(_NOT_WAITED, style="dim"))
-    return Group(Text(f"overlap = {receipt.asked}; what this rank waits for others in each pass"), table, *notes)
+    if receipt.num_dropped:
+        notes.append(Text(f"{receipt.num_dropped} older passes are not listed: too many differ", style="dim"))
+    heading = Text(f"overlap = {receipt.asked}; what this rank waits for others in each pass")
+    return Group(heading, _Grouped(table, tuple(fold.label for fold in folds)), *notes)
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """A table whose rows of one GEMM stand under its name, which no column has to be as wide as."""
+
+    table: Table
+    labels: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        header, *rows = console.render_lines(self.table, options, pad=False)
+        above: str | None = None
+        for label, row in zip(("", *self.labels), (header, *rows), strict=True):
+            if label not in ("", above):
+                yield Text(label, style="bold")
+            above = label
+            yield from (Segment("  "), *row, Segment.line())
 
 
 def _format_time(value_s: float | None) -> str:

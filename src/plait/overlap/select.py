@@ -1,6 +1,7 @@
 """Choosing how one collective GEMM runs: a pure function of what is asked, what there is to do and what it costs."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from plait.config.overlap import OverlapConfig
 from plait.errors import ConfigError
@@ -54,10 +55,24 @@ def choose(
     `reachable` has every transport there is, with the reason why it cannot serve these ranks, or None. Without `rates`
     what the config leaves open is set to what is good nearly everywhere, and `auto` overlaps nothing.
     """
+    choice = _choose(config, site, work, reachable, rates, capable or {})
+    is_plain = config.policy == "disabled" or not work.flows or choice.transport != LIBRARY
+    # Ranks that share memory have their collectives in it, also where nothing is overlapped.
+    return choice if is_plain or reachable.get("shm", _UNKNOWN) else replace(choice, transport="shm")
+
+
+def _choose(
+    config: OverlapConfig,
+    site: Site,
+    work: Work,
+    reachable: Mapping[str, str | None],
+    rates: Rates | None,
+    capable: Capable,
+) -> Choice:
     reason = _find_reason_for_none(config, site, work)
     if reason is not None:
         return Choice(Method.NONE, 1, LIBRARY, reason, config.asked)
-    ways, problem = _list_ways(config, work, reachable, capable or {})
+    ways, problem = _list_ways(config, work, reachable, capable)
     if not ways:
         may_be_none = config.policy == config.transport == config.method == "auto"
         return Choice(Method.NONE, 1, LIBRARY, problem, config.asked, is_as_asked=may_be_none)

@@ -84,14 +84,11 @@ class RunLog:
                 self._display.say_table(build_receipt_table(self._receipt))
 
     def _save_receipt(self) -> None:
-        if self._receipt is None or self.receipt_path is None or not self._is_writer:
+        if self._receipt is None or self.receipt_path is None:
             return
-        beside = self.receipt_path.with_name(f".writing-{self.receipt_path.name}")
-        try:
-            beside.write_text(json.dumps(self._receipt.to_json(), indent=2) + "\n", encoding="utf-8")
-            beside.replace(self.receipt_path)
-        except OSError as error:
-            raise ConfigError(f"{self.receipt_path}: cannot be written ({error.strerror})") from error
+        with together(self._mesh):
+            if self._is_writer:
+                _replace_text(self.receipt_path, json.dumps(self._receipt.to_json(), indent=2) + "\n")
 
     def _describe_start(self) -> str:
         run, step = self._run, self._first_step
@@ -99,3 +96,13 @@ class RunLog:
             return f"{run.name}: nothing left to do, step {step} of {run.train.steps} is saved; more train.steps go on"
         begin = f"from step {step}" if step else "from the start"
         return f"{run.name}: {run.parallel.mesh_shape} on {self._mesh.device}, {begin} to step {run.train.steps}"
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    beside = path.with_name(f".writing-{path.name}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error

@@ -12,9 +12,13 @@ import plait
 from plait.comm.mesh import Mesh, build_mesh
 from plait.config.overlap import OverlapConfig
 from plait.errors import ShardingError
+from plait.overlap import collective_matmul
+from plait.overlap.collective_matmul import CollectiveMatmul, Pass
+from plait.overlap.site import Site
 from plait.overlap.transport.pool import Pool
 from plait.parallel.apply import parallelize, record_of
-from plait.sharding import MeshShape
+from plait.schedule.work import Operation
+from plait.sharding import MeshShape, Replicate, Shard, derive_transition
 
 
 class Gated(nn.Module):
@@ -115,3 +119,24 @@ def forget(transport: str) -> int:
 def test_a_model_that_nobody_holds_is_gone(ranks, transport):
     """What a transport keeps from run to run leads to no graph, and so to no model."""
     assert ranks(2).call(forget, transport=transport) == [0, 0]
+
+
+def feed_ever_new_sizes(transport: str) -> tuple[int, int, int]:
+    mesh = build_mesh(MeshShape(tp=2))
+    config = OverlapConfig(policy="full", method="direct", transport=transport)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collective_matmul, "_MAX_PASSES", 6)
+        matmul = CollectiveMatmul(mesh, config)
+        transition = derive_transition(Shard(0), Replicate())
+        for num_rows in (*range(2, 40, 2), 2, 38, 4):
+            what = Pass(Operation.COLUMN_FORWARD, Site("here", "mlp", 3, 4, "float32"), transition, num_rows)
+            shard = torch.full((num_rows // 2, 3), float(mesh.tp.rank))
+            outcome = matmul.run(what, gemms={"forward": lambda *_, **__: None}, shard=shard)
+            assert outcome.full is not None
+            assert outcome.full.sum() == 3 * num_rows // 2
+    return len(matmul.chosen), len(matmul.receipt.lines), matmul.receipt.num_dropped
+
+
+@pytest.mark.parametrize("transport", ["ring", "shm"])
+def test_batches_of_ever_new_sizes_fill_no_memory(ranks, transport):
+    assert ranks(2).call(feed_ever_new_sizes, transport=transport) == [(6, 6, 15)] * 2

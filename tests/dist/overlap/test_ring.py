@@ -1,7 +1,6 @@
 """Point to point over gloo: every pass of a linear by every method, and what is sent for it."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch

@@ -8,12 +8,10 @@ import resource
 import time
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
 
 import pytest
 import torch
 
-from plait.comm import trace
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import Axis, build_mesh
 from plait.comm.shared.arena import FOLDER, NoRoom

@@ -157,7 +157,7 @@ def test_a_fused_operation_runs_where_it_is_asked_for_as_one_way_without_chunks(
     assert (cut.way, cut.reason, cut.is_as_asked) == (choice.way, "symm_mem has no chunks", False)
     ring = ask(config.model_copy(update={"method": "ring"}), **SYMM_MEM)
     assert (ring.way, ring.reason, ring.is_as_asked) == (
-        Way(Method.NONE, 1, LIBRARY), "symm_mem cannot execute ring", False,
+        Way(Method.NONE, 1, "shm"), "symm_mem cannot execute ring", False,
     )  # fmt: skip
     auto = ask(OverlapConfig(policy="auto", transport="symm_mem"), **SYMM_MEM)
     assert (auto.overlaps, auto.reason) == (False, "what computing and moving cost here was not measured")
@@ -165,7 +165,9 @@ def test_a_fused_operation_runs_where_it_is_asked_for_as_one_way_without_chunks(
 
 def test_method_none_is_the_library_or_the_named_transport_without_overlap() -> None:
     for policy in ("full", "auto"):
-        assert ask(OverlapConfig(policy=policy, method="none")).way == Way(Method.NONE, 1, LIBRARY)
+        plain = OverlapConfig(policy=policy, method="none")
+        assert ask(plain, reachable=NOT_SHM).way == Way(Method.NONE, 1, LIBRARY)
+        assert ask(plain).way == Way(Method.NONE, 1, "shm"), "ranks that share memory have their collectives in it"
         choice = ask(OverlapConfig(policy=policy, method="none", transport="ring"), rates=build_rates(1.0))
         assert (choice.way, choice.is_as_asked) == (Way(Method.NONE, 1, "ring"), True)
 
@@ -222,7 +224,8 @@ def test_auto_is_never_slower_than_the_library_by_its_own_model(
     serial_s = predict(Way(Method.NONE, 1, LIBRARY), work, SITE, rates).duration_s
     assert choice.predicted_s is not None
     assert choice.predicted_s <= serial_s
-    assert (choice.way != Way(Method.NONE, 1, LIBRARY)) == (choice.predicted_s < serial_s)
+    assert (choice.predicted_s < serial_s) or choice.way == Way(Method.NONE, 1, "shm")
+    assert choice.transport != LIBRARY
     assert choice == ask("auto", work, replace(SITE, label="layers.7.mlp.gate_up"), rates=rates)
     build_program(work, choice.method, choice.chunks, rank=0)
 
