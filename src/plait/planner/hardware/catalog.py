@@ -1,0 +1,106 @@
+"""Hardware by name: the files that come with plait, the user's own, and what was measured on this machine."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from plait.config.toml import load_toml, merge_trees
+from plait.errors import ConfigError, describe_nearest
+from plait.planner.hardware.build import build_hardware
+from plait.planner.hardware.device import Hardware
+from plait.planner.hardware.measured import measured_path
+
+_FOLDER = Path(__file__).parent / "catalog"
+
+_UNCOVERED = "_uncovered"
+"""Names for which there are no constants, each with the reason."""
+
+
+def list_hardware() -> tuple[str, ...]:
+    """The names of the catalog, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.toml")))
+
+
+def load_hardware(source: str | Path) -> Hardware:
+    """A catalog entry by its name or one of its aliases, in any case; a TOML file; or `measured`, this machine.
+
+    Raises:
+        ConfigError: there is no such hardware, there are no constants for it, or its file is wrong.
+    """
+    if source == "measured":
+        path = measured_path()
+        if not path.is_file():
+            raise ConfigError(
+                f"{path}: nothing has been measured here", hint="plait bench calibrate measures this machine"
+            )
+        return _load_file(path)
+    name = None if isinstance(source, Path) else _aliases().get(_plain(source))
+    if name is not None:
+        return _load_entry(name)
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        return _load_file(path)
+    reason = _uncovered().get(_plain(str(source)))
+    if reason is not None:
+        raise ConfigError(f'hardware "{source}" is not covered: {reason}', hint="write its constants into a TOML file")
+    raise ConfigError(f'there is no hardware "{source}"', hint=describe_nearest(str(source).lower(), list_hardware()))
+
+
+@cache
+def _load_entry(name: str) -> Hardware:
+    return _load_file(_FOLDER / f"{name}.toml")
+
+
+def _load_file(path: Path) -> Hardware:
+    where = path.name if path.parent == _FOLDER else str(path)
+    return build_hardware(_load_tree(path, ()), name=path.stem, where=where)
+
+
+def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """A file over the one it is based on, so that a variant writes its differences only."""
+    tree = load_toml(path)
+    base = tree.get("based_on")
+    if base is None:
+        return tree
+    below = _find_base(path, base)
+    if below in (*seen, path):
+        raise ConfigError(f"{path}: based_on: the files are based on each other")
+    under = {key: value for key, value in _load_tree(below, (*seen, path)).items() if key != "aliases"}
+    return merge_trees(under, tree)
+
+
+def _find_base(path: Path, base: Any) -> Path:
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: based_on: should be the name of a catalog entry or a file")
+    if base.endswith(".toml"):
+        return path.parent / base
+    if base == "_accelerator":
+        return _FOLDER / "_accelerator.toml"
+    name = _aliases().get(_plain(base))
+    if name is None:
+        raise ConfigError(
+            f'{path}: based_on: there is no hardware "{base}"', hint=describe_nearest(base.lower(), list_hardware())
+        )
+    return _FOLDER / f"{name}.toml"
+
+
+@cache
+def _aliases() -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for name in list_hardware():
+        tree = load_toml(_FOLDER / f"{name}.toml")
+        for alias in (name, *tree.get("aliases", ())):
+            found[_plain(alias)] = name
+    return found
+
+
+@cache
+def _uncovered() -> Mapping[str, str]:
+    reasons = load_toml(_FOLDER / f"{_UNCOVERED}.toml")
+    return {_plain(name): reason for name, reason in reasons.items()}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,99 @@
+"""Core attention: as one kernel that never writes the scores, and as two GEMMs with the scores in memory."""
+
+from dataclasses import dataclass
+from math import hypot
+
+from plait.planner.hardware import Hardware, Regime
+from plait.planner.laws.estimate import Estimate
+from plait.planner.laws.gemm import derive_regime_share, estimate_gemm
+from plait.planner.laws.memory_bound import estimate_memory_bound
+
+BACKWARD_FLOPS = 2.5
+"""Of flash attention, times those of forward: five GEMMs for two, since the scores are computed again."""
+
+FORWARD_SCORE_BYTES = 9
+"""Unfused: softmax reads and writes, dropout reads, writes and keeps its mask."""
+
+BACKWARD_SCORE_BYTES = 11
+"""Unfused: dropout reads a gradient and the mask and writes, softmax reads both and writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The attention of one rank; `queries` and `keys` are tokens of one sequence."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_width: int
+    causal: bool = True
+
+    @property
+    def flops(self) -> float:
+        """Forward: two GEMMs; of a causal mask only the half that is needed."""
+        full = 4.0 * self.batch * self.heads * self.queries * self.keys * self.head_width
+        if not self.causal or self.queries == 1:
+            return full
+        skipped = min(self.queries, self.keys) / (2 * self.keys)
+        return full * (1 - skipped)
+
+    @property
+    def num_scores(self) -> int:
+        """Elements of the score matrices."""
+        return self.batch * self.heads * self.queries * self.keys
+
+    @property
+    def bytes(self) -> int:
+        """Queries, keys and values read, the output written, in two bytes an element."""
+        heads = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys
+        return 2 * self.batch * self.head_width * heads
+
+
+def estimate_flash_attention(
+    hardware: Hardware, shape: AttentionShape, *, backward: bool = False, regime: Regime = "training"
+) -> Estimate:
+    """How long one fused kernel takes; the rate grows with the length of the sequence."""
+    law, memory = hardware.attention, hardware.memory
+    rate = law.flops_per_s.value * shape.keys / (shape.keys + law.half_length.value)
+    rate *= derive_regime_share(hardware.derate, regime, "burst")
+    passes = 1.0
+    if backward:
+        passes, rate = BACKWARD_FLOPS, rate * law.backward_rate.value
+    compute_s = passes * shape.flops / rate
+    memory_s = passes * shape.bytes / (memory.bytes_per_s.value * memory.efficiency.value)
+    used = [law.flops_per_s, law.half_length, memory.bytes_per_s, memory.launch_s]
+    uncertainty = law.flops_per_s.uncertainty
+    if backward:
+        used.append(law.backward_rate)
+        uncertainty = hypot(uncertainty, law.backward_rate.uncertainty)
+    if regime != "burst":
+        derate = hardware.derate.sustained if regime == "sustained" else hardware.derate.training
+        used.append(derate)
+        uncertainty = hypot(uncertainty, derate.uncertainty)
+    seconds = memory.launch_s.value + max(compute_s, memory_s)
+    limit = "compute" if compute_s >= memory_s else "memory"
+    return Estimate(seconds, uncertainty, tuple(constant.name for constant in used), limit)
+
+
+def estimate_unfused_attention(
+    hardware: Hardware, shape: AttentionShape, *, backward: bool = False, regime: Regime = "training"
+) -> Estimate:
+    """How long two batched GEMMs (four in backward), softmax and dropout take, with the scores in memory.
+
+    The mask saves nothing here: every score is computed.
+    """
+    count = shape.batch * shape.heads
+    queries, keys, width = shape.queries, shape.keys, shape.head_width
+    shapes = [(queries, keys, width), (queries, width, keys)]
+    if backward:
+        shapes = [(queries, keys, width), (keys, width, queries), (queries, width, keys), (keys, width, queries)]
+    gemms = [estimate_gemm(hardware, *mnk, regime=regime, count=count) for mnk in shapes]
+    score_bytes = shape.num_scores * (BACKWARD_SCORE_BYTES if backward else FORWARD_SCORE_BYTES)
+    scores = estimate_memory_bound(hardware, score_bytes, kernels=2)
+    gemm_s = sum(gemm.seconds for gemm in gemms)
+    seconds = gemm_s + scores.seconds
+    uncertainty = (gemm_s * gemms[0].uncertainty + scores.seconds * scores.uncertainty) / seconds
+    constants = tuple(dict.fromkeys(gemms[0].constants + scores.constants))
+    return Estimate(seconds, uncertainty, constants, "memory" if scores.seconds > gemm_s else "compute")
