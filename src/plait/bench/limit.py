@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from plait.bench.rounds import Spread
-from plait.overlap.collective_matmul import Chosen, CollectiveMatmul, Pass
+from plait.overlap.collective_matmul import Chosen, CollectiveMatmul
 from plait.overlap.execute import Addends, execute
+from plait.overlap.site import Pass
 from plait.schedule.costs import Costs, estimate_collective_s
 from plait.schedule.pair import build_pair, join_pair, name_gemm
 from plait.schedule.program import build_program

@@ -7,8 +7,8 @@ from time import perf_counter, sleep
 
 from torch import Tensor
 
-from plait.overlap.collective_matmul import Pass
 from plait.overlap.execute import Rows
+from plait.overlap.site import Pass
 from plait.schedule.step import Multiply, Step
 from plait.sharding import Interval
 

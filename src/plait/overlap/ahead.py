@@ -4,15 +4,31 @@ while the backward of the row linear behind it still computes.
 Nothing depends on the next pass coming: whatever comes instead first lets arrive what is on its way, and drops it.
 """
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch import Tensor
 
+from plait.overlap.execute import Addends
+from plait.overlap.site import Pass
 from plait.overlap.transport.piecewise import PiecewiseGather
 from plait.overlap.transport.ring import RingTransport
 from plait.schedule.step import Program, Wait
+
+
+@dataclass(frozen=True)
+class Next:
+    """The pass that will follow another.
+
+    Attributes:
+        shard: what it gathers.
+        addends: what it reduces.
+    """
+
+    what: Pass
+    shard: Tensor
+    addends: Addends
 
 
 @dataclass(frozen=True)
@@ -26,12 +42,12 @@ class Begun:
         in_vain: passes for which something was begun that they did not come for; they are not begun for again.
     """
 
-    what: Hashable
-    following: object
+    what: Pass
+    following: Next
     session: PiecewiseGather
     transport: RingTransport
     program: Program
-    in_vain: set[Hashable]
+    in_vain: set[Pass]
 
     def drain(self) -> None:
         """Let arrive what is on its way, for nobody."""
@@ -54,7 +70,7 @@ def put_begun(group: dist.ProcessGroup, begun: Begun) -> None:
     _on_the_way[group] = begun
 
 
-def take_begun(group: dist.ProcessGroup | None, this: object) -> Begun | None:
+def take_begun(group: dist.ProcessGroup | None, this: Next | None) -> Begun | None:
     """What the pass before has begun for `this` one; anything else that it has begun is drained."""
     begun = None if group is None else _on_the_way.pop(group, None)
     if begun is None or begun.following is this:

@@ -2,9 +2,9 @@
 its host waited.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,15 +13,25 @@ from plait.comm.mesh import Mesh
 from plait.comm.shared.arena import NoRoom
 from plait.config.overlap import OverlapConfig
 from plait.dtype import DType
-from plait.overlap.ahead import Begun, put_begun, take_begun
+from plait.overlap.ahead import Begun, Next, put_begun, take_begun
 from plait.overlap.choice import FUSED, LIBRARY
-from plait.overlap.execute import Addends, Observer, Outcome, Rows, Start, check_agreement, open_sessions, take_steps
+from plait.overlap.execute import (
+    Addends,
+    Instrument,
+    Outcome,
+    Rows,
+    Sessions,
+    Start,
+    check_agreement,
+    open_sessions,
+    take_steps,
+)
 from plait.overlap.fused import can_fuse, find_obstacle, run_fused
 from plait.overlap.probe import find_rates
 from plait.overlap.rates import Rates
 from plait.overlap.receipt import Line, Receipt, check_strict
 from plait.overlap.select import check_transport, choose, needs_rates
-from plait.overlap.site import Site
+from plait.overlap.site import Pass
 from plait.overlap.transport.base import Transport
 from plait.overlap.transport.library import LibraryTransport
 from plait.overlap.transport.piecewise import PiecewiseGather
@@ -31,44 +41,14 @@ from plait.overlap.transport.symm_mem import CAPABILITY, why_not
 from plait.schedule.pair import Half, build_pair
 from plait.schedule.program import build_program, can_be_begun, can_begin
 from plait.schedule.step import Method, Program
-from plait.schedule.work import Operation, Work, derive_work
-from plait.sharding import Kind, Transition
+from plait.schedule.work import Work, derive_work
+from plait.sharding import Kind
 
 _MAX_PASSES = 4096
 """Of 32 layers those of sixteen token counts: batches of ever new sizes are not to fill the memory."""
 
-
-@dataclass(frozen=True)
-class Pass:
-    """One pass through one linear: what decides its schedule.
-
-    Attributes:
-        transition: the boundary's row of the table of transitions.
-        num_rows: T, of all ranks.
-        needs_dgrad: of a backward, whether the input's gradient is wanted.
-        needs_wgrad: of a backward, whether a weight's is.
-    """
-
-    operation: Operation
-    site: Site
-    transition: Transition
-    num_rows: int
-    needs_dgrad: bool = True
-    needs_wgrad: bool = True
-
-
-@dataclass(frozen=True)
-class Next:
-    """The pass that will follow another.
-
-    Attributes:
-        shard: what it gathers.
-        addends: what it reduces.
-    """
-
-    what: Pass
-    shard: Tensor
-    addends: Addends
+_WATCHED_RUNS = 16
+"""Two events on the computing stream for every wait are cheap, and not to be kept for ever."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +57,7 @@ class Chosen:
 
     Attributes:
         program: the steps of the pass; of one that a fused operation does, the whole collectives that it amounts to.
-        is_fused: whether a fused operation does it wherever it can (`plait.overlap.fused`).
+        is_fused: whether a fused operation does it (`plait.overlap.fused`).
         is_rest: whether it was chosen for what is left where the gather is begun before.
     """
 
@@ -94,16 +74,6 @@ class Chosen:
     def half(self) -> Half:
         """It as one of a pair of passes."""
         return Half(self.work, self.program.method, self.program.chunks)
-
-
-class Instrument(Observer, Protocol):
-    """What a benchmark puts between the passes and their steps."""
-
-    def enter(self, what: Pass, gemms: Mapping[str, Rows]) -> Mapping[str, Rows]:
-        """Told of a run that begins; what it returns is what the run multiplies with."""
-
-    def leave(self) -> None:
-        """Told that the run has ended."""
 
 
 class CollectiveMatmul:
@@ -149,7 +119,7 @@ class CollectiveMatmul:
         self.column: Next | None = None
         self.begun_by: dict[Pass, Pass] = {}
         self._pairs: dict[Pass, tuple[Chosen, tuple[Program, Program]]] = {}
-        self._in_vain: set[Hashable] = set()
+        self._in_vain: set[Pass] = set()
         self._is_checked = not config.strict
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -192,6 +162,9 @@ class CollectiveMatmul:
         begun: Begun | None,
         following: Next | None,
     ) -> tuple[Outcome, Begun | None]:
+        if FUSED in self._reachable:
+            work = self._derive_work(what)
+            what = replace(what, can_be_fused=not work.flows or can_fuse(work, gemms))
         chosen = self.chosen.get(what)
         if chosen is not None and not self._is_checked:
             # Only when passes repeat is all known that differs, and it is told at once.
@@ -211,22 +184,35 @@ class CollectiveMatmul:
             check_agreement(program, name, self.axis, shard, addends, what.site.label)
             chosen.ran[dtypes] = program
         ahead = None
-        if chosen.is_fused and can_fuse(chosen.work, gemms):
+        if chosen.is_fused:
             outcome = run_fused(chosen.work, gemms, self.axis, shard, what.site.label)
         else:
             start = None if following is None else Start(following.shard, following.what.site.label)
             source = shard if begun is None else begun.session
             sessions = open_sessions(program, chosen.transport, source, addends, what.site.label, start)
-            outcome = take_steps(program, chosen.transport, gemms, sessions, instrument)
+            outcome = self._take_steps(program, chosen, gemms, sessions)
             if begun is not None:
                 begun.transport.end_ahead()
             if sessions.ahead is not None and following is not None and pair is not None:
                 ahead = self._leave(sessions.ahead, following, chosen.transport, pair[1])
         if instrument is not None:
             instrument.leave()
-        # The host of another device only enqueues: `RingTransport.measure_stalls` sees what its stream waits.
-        chosen.line.add_measurement(outcome.exposed_s if self.device.type == "cpu" else None)
         return outcome, ahead
+
+    def _take_steps(self, program: Program, chosen: Chosen, gemms: Mapping[str, Rows], sessions: Sessions) -> Outcome:
+        """Take them, and note how long this rank waited: its host, or in the first runs the stream of its device."""
+        transport, line = chosen.transport, chosen.line
+        if self.device.type == "cpu":
+            outcome = take_steps(program, transport, gemms, sessions, self.instrument)
+            assert outcome.exposed_s is not None, line.label
+            line.add_measurement(outcome.exposed_s)
+        elif isinstance(transport, RingTransport) and line.num_measured < _WATCHED_RUNS:
+            with transport.measure_stalls(self.device) as stalls:
+                outcome = take_steps(program, transport, gemms, sessions, self.instrument)
+            line.add_stalls(stalls.read_total_s)
+        else:
+            outcome = take_steps(program, transport, gemms, sessions, self.instrument)
+        return outcome
 
     def _keep(self, what: Pass, chosen: Chosen) -> Chosen:
         """Know it the next time, and of what was kept for long forget what must be chosen again if it comes again."""
@@ -278,10 +264,7 @@ class CollectiveMatmul:
         is_begun: bool = False,
     ) -> Chosen:
         """What runs `what`; where its gather will be begun before it, the choice is for the rest."""
-        work = derive_work(
-            what.operation, what.transition, what.num_rows, self.axis.degree,
-            needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
-        )  # fmt: skip
+        work = self._derive_work(what)
         rates = self._find_rates(what.site.dtype) if work.flows and needs_rates(self.config) else None
         capable = {name: transport.capability.methods for name, transport in self.transports.items()}
         capable[FUSED] = CAPABILITY.methods
@@ -304,6 +287,12 @@ class CollectiveMatmul:
         program = build_program(work, method, choice.chunks, self.axis.rank)
         line = self.receipt.add_line(what.operation, what.site, work, choice, program)
         return Chosen(work, program, self.transports[transport], line, is_fused, is_rest=is_begun)
+
+    def _derive_work(self, what: Pass) -> Work:
+        return derive_work(
+            what.operation, what.transition, what.num_rows, self.axis.degree,
+            needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
+        )  # fmt: skip
 
     def _reserve(self, work: Work, shard: Tensor | None, addends: Addends | None, label: str) -> str | None:
         """Have the shared memory that `work` needs; why there is none."""

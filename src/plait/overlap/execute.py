@@ -11,6 +11,7 @@ from torch import Tensor
 from plait.comm import trace
 from plait.comm.mesh import Axis
 from plait.overlap.agree import Row, check_same_schedule
+from plait.overlap.site import Pass
 from plait.overlap.transport.base import TAKE, GatherSession, ReduceSession, Transport
 from plait.overlap.transport.piecewise import PiecewiseGather
 from plait.overlap.transport.ring import RingTransport
@@ -72,6 +73,16 @@ class Observer(Protocol):
     """Told of every step that was taken, for a timeline."""
 
     def note(self, step: Step, start_s: float, end_s: float) -> None: ...
+
+
+class Instrument(Observer, Protocol):
+    """What a benchmark puts between the passes and their steps."""
+
+    def enter(self, what: Pass, gemms: Mapping[str, Rows]) -> Mapping[str, Rows]:
+        """Told of a run that begins; what it returns is what the run multiplies with."""
+
+    def leave(self) -> None:
+        """Told that the run has ended."""
 
 
 @dataclass(frozen=True)

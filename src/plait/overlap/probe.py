@@ -6,6 +6,7 @@ compute at the same time, and the slowest counts, so all of them get the same ra
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from time import perf_counter, process_time
 
@@ -136,11 +137,11 @@ class _Probe:
     def measure_gemm(self) -> GemmRates:
         """A GEMM of many rows, and the same in pieces of few: what that takes longer is the price of a piece."""
         small = self._build_gemm(1, 8)
-        call_s = self.time(lambda: [small() for _ in range(_MANY_CALLS)]) / _MANY_CALLS
+        call_s = self.time(partial(_repeat, small, _MANY_CALLS)) / _MANY_CALLS
         width = _MIN_GEMM_WIDTH
         while True:
             self.busy, few = self._build_gemm(_MANY_ROWS, width), self._build_gemm(_FEW_ROWS, width)
-            rounds = self.time_rounds([self.busy, lambda few=few: [few() for _ in range(_NUM_PIECES)]])
+            rounds = self.time_rounds([self.busy, partial(_repeat, few, _NUM_PIECES)])
             self.busy_s = _take_good([row[0] for row in rounds])
             if self.busy_s >= _GEMM_S or width >= _MAX_GEMM_WIDTH:
                 break
@@ -233,8 +234,12 @@ class _Probe:
         return lambda: execute(program, transport, gemms=gemms, shard=shard, addends=addends, label="probe")
 
     def _compute(self, repeats: int) -> None:
-        for _ in range(repeats):
-            self.busy()
+        _repeat(self.busy, repeats)
+
+
+def _repeat(act: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        act()
 
 
 def _take_good(runs_s: Sequence[float]) -> float:

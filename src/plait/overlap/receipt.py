@@ -1,6 +1,6 @@
 """The receipt: for every collective GEMM what was asked, what runs, why, what it sends, how long it is waited for."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -21,7 +21,7 @@ from plait.units import format_bytes, format_seconds
 
 _HEADINGS = ("pass", "tokens", "runs", "sends", "predicted", "waited", "why")
 
-_NOT_WAITED = "waited: empty where a stream of the device waits, which its host does not see"
+_NOT_WAITED = "waited: empty where a library or one fused operation waits on the device, which its host does not see"
 
 
 @dataclass
@@ -32,8 +32,9 @@ class Line:
         num_rows: tokens of all ranks.
         num_messages: messages this rank sends, or whole collectives it takes part in.
         sent_bytes: what this rank sends, of a collective what it has to send at least.
-        measured_exposed_s: how long the host waited for others, in all runs together that were measured.
-        num_measured: how many runs that were.
+        waited_s: what has been read of `measured_exposed_s`.
+        num_measured: in how many runs it was measured.
+        unread: how to learn what another device waited.
     """
 
     label: str
@@ -42,15 +43,26 @@ class Line:
     choice: Choice
     num_messages: int
     sent_bytes: int
-    measured_exposed_s: float = 0.0
+    waited_s: float = 0.0
     num_measured: int = 0
+    unread: list[Callable[[], float]] = field(default_factory=list, compare=False)
 
-    def add_measurement(self, exposed_s: float | None) -> None:
-        """Note how long the host waited for others in one run; None where it is not the host that waits."""
-        if exposed_s is None:
-            return
-        self.measured_exposed_s += exposed_s
+    def add_measurement(self, exposed_s: float) -> None:
+        """Note how long the host waited for others in one run."""
+        self.waited_s += exposed_s
         self.num_measured += 1
+
+    def add_stalls(self, read_total_s: Callable[[], float]) -> None:
+        """Note a run on another device, which can say how long it waited once it has come so far."""
+        self.unread.append(read_total_s)
+        self.num_measured += 1
+
+    @property
+    def measured_exposed_s(self) -> float:
+        """How long this rank waited for others, in all runs together that were measured; the device is waited for."""
+        while self.unread:
+            self.waited_s += self.unread.pop()()
+        return self.waited_s
 
     @property
     def what_runs(self) -> tuple[Any, ...]:
@@ -211,8 +223,8 @@ def build_receipt_table(receipt: Receipt) -> RenderableType:
         notes.append(Text(_NOT_WAITED, style="dim"))
     if receipt.num_dropped:
         notes.append(Text(f"{receipt.num_dropped} older passes are not listed: too many differ", style="dim"))
-    heading = Text(f"overlap = {receipt.asked}; what this rank waits for others in each pass")
-    return Group(heading, _Grouped(table, tuple(fold.label for fold in folds)), *notes)
+    title = Text(f"overlap = {receipt.asked}; what this rank waits for others in each pass")
+    return Group(title, _Grouped(table, tuple(fold.label for fold in folds)), *notes)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""Where a collective GEMM sits in a model, and how much it computes and moves per row."""
+"""Where a collective GEMM sits in a model, how much it computes and moves per row, and a pass through it."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from plait.dtype import DType, width_bytes
 from plait.schedule.step import Content
+from plait.schedule.work import Operation
+from plait.sharding import Transition
 
 Region = Literal["attention", "mlp", "head"]
 
@@ -41,3 +43,24 @@ class Site:
     def row_bytes(self, content: Content) -> int:
         """What a row weighs on its way: addends travel in the dtype in which they are summed."""
         return self.width * width_bytes(self.sum_dtype if content is Content.ADDEND else self.dtype)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass through one linear: what decides its schedule.
+
+    Attributes:
+        transition: the boundary's row of the table of transitions.
+        num_rows: T, of all ranks.
+        needs_dgrad: of a backward, whether the input's gradient is wanted.
+        needs_wgrad: of a backward, whether a weight's is.
+        can_be_fused: whether a fused operation can do it; the same linear may once have a reader more than before.
+    """
+
+    operation: Operation
+    site: Site
+    transition: Transition
+    num_rows: int
+    needs_dgrad: bool = True
+    needs_wgrad: bool = True
+    can_be_fused: bool = True

@@ -90,7 +90,7 @@ def test_what_the_operations_cannot_do_the_library_does_and_the_receipt_says_why
     ]
 
 
-def run_sometimes(*, tp: int) -> list[str]:
+def run_sometimes(*, tp: int) -> tuple[list[str], list[tuple[str, int]]]:
     """Whether the gathered input is read otherwise changes from one step to the next."""
     pair = build(partial(Gated, Product), tp)
     called = []
@@ -99,12 +99,13 @@ def run_sometimes(*, tp: int) -> list[str]:
         collectives, seen = compare(pair, draw(6, WIDTH, seed=1), draw(6, WIDTH, seed=2))
         assert collectives == pair.derive_contract(6)
         called += seen
-    return called
+    return called, [(str(line.choice.way), line.num_measured) for line in receipt_of(pair.model).lines]
 
 
-def test_a_run_that_does_not_fit_where_others_did_is_the_librarys(ranks):
+def test_a_run_that_does_not_fit_where_others_did_is_the_librarys_and_has_its_own_line(ranks):
     every, but_dgrad = [*FORWARD, *BACKWARD], [*FORWARD, GATHER]
-    assert ranks(2).call(run_sometimes, tp=2) == [[*every, *but_dgrad, *every]] * 2
+    lines = [("direct over symm_mem", 0)] * 4 + [("none", 1)]
+    assert ranks(2).call(run_sometimes, tp=2) == [([*every, *but_dgrad, *every], lines)] * 2
 
 
 def ask_without_cuda() -> None:

@@ -13,8 +13,8 @@ from plait.comm.mesh import Mesh, build_mesh
 from plait.config.overlap import OverlapConfig
 from plait.errors import ShardingError
 from plait.overlap import collective_matmul
-from plait.overlap.collective_matmul import CollectiveMatmul, Pass
-from plait.overlap.site import Site
+from plait.overlap.collective_matmul import CollectiveMatmul
+from plait.overlap.site import Pass, Site
 from plait.overlap.transport.pool import Pool
 from plait.parallel.apply import parallelize, record_of
 from plait.schedule.work import Operation

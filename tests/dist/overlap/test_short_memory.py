@@ -1,6 +1,5 @@
 """Where /dev/shm is small, as in many containers, what does not fit takes another way, on all ranks."""
 
-
 import pytest
 import torch
 
@@ -8,10 +7,10 @@ from plait.comm.mesh import build_mesh
 from plait.config.overlap import OverlapConfig
 from plait.errors import ConfigError
 from plait.overlap import collective_matmul
-from plait.overlap.collective_matmul import CollectiveMatmul, Pass
+from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Addends
 from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
-from plait.overlap.site import Site
+from plait.overlap.site import Pass, Site
 from plait.schedule.work import Operation
 from plait.sharding import Interval, MeshShape, Partial, Shard, derive_transition
 from tests.support.file_limit import limited

@@ -6,8 +6,7 @@ import pytest
 
 from plait.bench.limit import derive_limit
 from plait.bench.rounds import Spread, find_ratio
-from plait.overlap.collective_matmul import Pass
-from plait.overlap.site import Site
+from plait.overlap.site import Pass, Site
 from plait.schedule.program import build_program
 from plait.schedule.step import Method
 from plait.schedule.work import Operation, derive_column_forward, derive_row_backward

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from plait.comm.mesh import Mesh
 from plait.errors import ShardingError
-from plait.overlap.collective_matmul import CollectiveMatmul, Next, Pass
+from plait.overlap.ahead import Next
+from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Addends, Outcome, Rows
-from plait.overlap.site import Site
+from plait.overlap.site import Pass, Site
 from plait.parallel.region.handle import Handled
 from plait.parallel.tokens import current_tokens
 from plait.schedule.work import Operation

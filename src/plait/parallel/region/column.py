@@ -10,8 +10,9 @@ from torch.autograd.function import once_differentiable
 
 from plait.comm import collectives
 from plait.comm.mesh import Axis
-from plait.overlap.collective_matmul import Next, Pass
+from plait.overlap.ahead import Next
 from plait.overlap.execute import Addends
+from plait.overlap.site import Pass
 from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import ColumnDgrad, ColumnForward, ColumnWgrad

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from plait.overlap.collective_matmul import Next
+from plait.overlap.ahead import Next
 from plait.overlap.execute import Addends
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import RowDgrad, RowForward, RowWgrad

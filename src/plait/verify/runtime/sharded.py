@@ -14,9 +14,10 @@ from plait.contract.collective import Collective
 from plait.contract.model import derive_plan
 from plait.models.init import initialize
 from plait.models.registry import build_model
-from plait.overlap.collective_matmul import CollectiveMatmul, Pass
+from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Rows
 from plait.overlap.receipt import Receipt, check_strict
+from plait.overlap.site import Pass
 from plait.parallel.apply import ownership_of, parallelize, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
