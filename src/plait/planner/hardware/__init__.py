@@ -10,12 +10,13 @@ from plait.planner.hardware.build import build_hardware
 from plait.planner.hardware.catalog import list_hardware, load_hardware
 from plait.planner.hardware.constant import Constant, Provenance
 from plait.planner.hardware.device import Hardware, Regime
-from plait.planner.hardware.measured import measured_path
+from plait.planner.hardware.measured import MeasuredRates, measured_path, save_measured
 from plait.planner.hardware.topology import Placement, Topology
 
 __all__ = [
     "Constant",
     "Hardware",
+    "MeasuredRates",
     "Placement",
     "Provenance",
     "Regime",
@@ -24,4 +25,5 @@ __all__ = [
     "list_hardware",
     "load_hardware",
     "measured_path",
+    "save_measured",
 ]

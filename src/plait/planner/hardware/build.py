@@ -43,7 +43,7 @@ def build_hardware(tree: Tree, *, name: str, where: str) -> Hardware:
         memory=_read_memory(reader),
         gemms=_read_gemms(reader),
         attention=_read_attention(reader),
-        derate=Derate(reader.take("derate.sustained", "1"), reader.take("derate.training", "1")),
+        derate=_read_derate(reader),
         links=_read_links(reader, int(topology.domain_size.value)),
         topology=topology,
         overlap=_read_overlap(reader),
@@ -51,15 +51,12 @@ def build_hardware(tree: Tree, *, name: str, where: str) -> Hardware:
     )
     reader.check_all_taken()
     if reader.problems:
-        raise ConfigError.from_problems(where, reader.problems, hint="docs/guides/hardware.md lists every key")
+        raise ConfigError.from_problems(where, reader.problems, hint="plait/planner/hardware/catalog/cpu.toml has every key")
     return hardware
 
 
 def _read_peaks(reader: Reader) -> dict[str, Constant]:
-    present = reader.list_keys("peak")
-    if not present:
-        reader.problems.append("peak: is missing")
-    return {dtype: reader.take(f"peak.{dtype}", "FLOP/s") for dtype in present if dtype in FORMATS}
+    return {dtype: reader.take(f"peak.{dtype}", "FLOP/s") for dtype in reader.list_names("peak", FORMATS)}
 
 
 def _read_memory(reader: Reader) -> Memory:
@@ -72,10 +69,7 @@ def _read_memory(reader: Reader) -> Memory:
 
 
 def _read_gemms(reader: Reader) -> dict[str, GemmConstants]:
-    present = [dtype for dtype in reader.list_keys("gemm") if dtype in FORMATS]
-    if not present:
-        reader.problems.append("gemm: is missing")
-    return {dtype: _read_gemm(reader, f"gemm.{dtype}") for dtype in present}
+    return {dtype: _read_gemm(reader, f"gemm.{dtype}") for dtype in reader.list_names("gemm", FORMATS)}
 
 
 def _read_gemm(reader: Reader, key: str) -> GemmConstants:
@@ -94,6 +88,14 @@ def _read_attention(reader: Reader) -> AttentionConstants:
         flops_per_s=reader.take("attention.rate", "FLOP/s"),
         half_length=reader.take("attention.half_length", "tokens", positive=False),
         backward_rate=reader.take("attention.backward_rate", "1"),
+    )
+
+
+def _read_derate(reader: Reader) -> Derate:
+    return Derate(
+        sustained=reader.take("derate.sustained", "1"),
+        training=reader.take("derate.training", "1"),
+        long_burst=reader.take("derate.long_burst", "1"),
     )
 
 

@@ -12,7 +12,8 @@ from plait.planner.hardware.build import build_hardware
 from plait.planner.hardware.device import Hardware
 from plait.planner.hardware.measured import measured_path
 
-_FOLDER = Path(__file__).parent / "catalog"
+FOLDER = Path(__file__).parent / "catalog"
+"""Of the files that come with plait."""
 
 _UNCOVERED = "_uncovered"
 """Names for which there are no constants, each with the reason."""
@@ -20,7 +21,7 @@ _UNCOVERED = "_uncovered"
 
 def list_hardware() -> tuple[str, ...]:
     """The names of the catalog, sorted."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("[!_]*.toml")))
+    return tuple(sorted(path.stem for path in FOLDER.glob("[!_]*.toml")))
 
 
 def load_hardware(source: str | Path) -> Hardware:
@@ -50,16 +51,20 @@ def load_hardware(source: str | Path) -> Hardware:
 
 @cache
 def _load_entry(name: str) -> Hardware:
-    return _load_file(_FOLDER / f"{name}.toml")
+    return _load_file(FOLDER / f"{name}.toml")
 
 
 def _load_file(path: Path) -> Hardware:
-    where = path.name if path.parent == _FOLDER else str(path)
-    return build_hardware(_load_tree(path, ()), name=path.stem, where=where)
+    where = path.name if path.parent == FOLDER else str(path)
+    return build_hardware(load_tree(path), name=path.stem, where=where)
 
 
-def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """A file over the one it is based on, so that a variant writes its differences only."""
+def load_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file over the one it is based on, so that a variant writes its differences only.
+
+    Raises:
+        ConfigError: a file cannot be read, or they are based on each other.
+    """
     tree = load_toml(path)
     base = tree.get("based_on")
     if base is None:
@@ -67,7 +72,7 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     below = _find_base(path, base)
     if below in (*seen, path):
         raise ConfigError(f"{path}: based_on: the files are based on each other")
-    under = {key: value for key, value in _load_tree(below, (*seen, path)).items() if key != "aliases"}
+    under = {key: value for key, value in load_tree(below, (*seen, path)).items() if key != "aliases"}
     return merge_trees(under, tree)
 
 
@@ -77,20 +82,20 @@ def _find_base(path: Path, base: Any) -> Path:
     if base.endswith(".toml"):
         return path.parent / base
     if base == "_accelerator":
-        return _FOLDER / "_accelerator.toml"
+        return FOLDER / "_accelerator.toml"
     name = _aliases().get(_plain(base))
     if name is None:
         raise ConfigError(
             f'{path}: based_on: there is no hardware "{base}"', hint=describe_nearest(base.lower(), list_hardware())
         )
-    return _FOLDER / f"{name}.toml"
+    return FOLDER / f"{name}.toml"
 
 
 @cache
 def _aliases() -> Mapping[str, str]:
     found: dict[str, str] = {}
     for name in list_hardware():
-        tree = load_toml(_FOLDER / f"{name}.toml")
+        tree = load_toml(FOLDER / f"{name}.toml")
         for alias in (name, *tree.get("aliases", ())):
             found[_plain(alias)] = name
     return found
@@ -98,7 +103,7 @@ def _aliases() -> Mapping[str, str]:
 
 @cache
 def _uncovered() -> Mapping[str, str]:
-    reasons = load_toml(_FOLDER / f"{_UNCOVERED}.toml")
+    reasons = load_toml(FOLDER / f"{_UNCOVERED}.toml")
     return {_plain(name): reason for name, reason in reasons.items()}
 
 

@@ -69,10 +69,12 @@ class Derate:
     Attributes:
         sustained: of GEMMs one after another at the steady clock.
         training: in a run from end to end.
+        long_burst: of one GEMM that is so long that the burst ends within it.
     """
 
     sustained: Constant
     training: Constant
+    long_burst: Constant
 
 
 @dataclass(frozen=True, slots=True)

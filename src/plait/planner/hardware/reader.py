@@ -91,6 +91,17 @@ class Reader:
         table = self._find(key)
         return [name for name in table if name not in ("source", "error")] if isinstance(table, Mapping) else []
 
+    def list_names(self, key: str, known: tuple[str, ...]) -> list[str]:
+        """The keys of a required table that may have any of the `known` ones, and at least one of them."""
+        names = self.list_keys(key)
+        if not names:
+            self.problems.append(f"{key}: is missing")
+        for name in names:
+            if name not in known:
+                self._taken.add(f"{key}.{name}")
+                self.problems.append(f"{key}.{name}: is not known; {describe_nearest(name, known)}")
+        return [name for name in names if name in known]
+
     def record(self, key: str, entry: Tree, value: float, unit: str) -> Constant:
         """Make a constant of an entry, with the source it or its table names."""
         for name in entry:
@@ -206,7 +217,7 @@ def _stand_in(key: str, unit: str) -> Constant:
 def _list_leaves(tree: Tree, prefix: str = "") -> Iterator[str]:
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and "value" not in value and "pieces" not in value:
             yield from _list_leaves(value, f"{key}.")
         else:
             yield key

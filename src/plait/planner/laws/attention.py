@@ -1,10 +1,11 @@
 """Core attention: as one kernel that never writes the scores, and as two GEMMs with the scores in memory."""
 
 from dataclasses import dataclass
+from functools import cache
 from math import hypot
 
 from plait.planner.hardware import Hardware, Regime
-from plait.planner.laws.estimate import Estimate
+from plait.planner.laws.estimate import Estimate, Limit
 from plait.planner.laws.gemm import derive_regime_share, estimate_gemm
 from plait.planner.laws.memory_bound import estimate_memory_bound
 
@@ -63,18 +64,21 @@ def estimate_flash_attention(
         passes, rate = BACKWARD_FLOPS, rate * law.backward_rate.value
     compute_s = passes * shape.flops / rate
     memory_s = passes * shape.bytes / (memory.bytes_per_s.value * memory.efficiency.value)
-    used = [law.flops_per_s, law.half_length, memory.bytes_per_s, memory.launch_s]
-    uncertainty = law.flops_per_s.uncertainty
-    if backward:
-        used.append(law.backward_rate)
-        uncertainty = hypot(uncertainty, law.backward_rate.uncertainty)
-    if regime != "burst":
-        derate = hardware.derate.sustained if regime == "sustained" else hardware.derate.training
-        used.append(derate)
-        uncertainty = hypot(uncertainty, derate.uncertainty)
     seconds = memory.launch_s.value + max(compute_s, memory_s)
-    limit = "compute" if compute_s >= memory_s else "memory"
-    return Estimate(seconds, uncertainty, tuple(constant.name for constant in used), limit)
+    limit: Limit = "compute" if compute_s >= memory_s else "memory"
+    return Estimate(seconds, *_describe(hardware, backward, regime), limit)
+
+
+@cache
+def _describe(hardware: Hardware, backward: bool, regime: Regime) -> tuple[float, tuple[str, ...]]:
+    law, memory = hardware.attention, hardware.memory
+    doubtful = [law.flops_per_s]
+    if backward:
+        doubtful.append(law.backward_rate)
+    if regime != "burst":
+        doubtful.append(hardware.derate.sustained if regime == "sustained" else hardware.derate.training)
+    used = (*doubtful, law.half_length, memory.bytes_per_s, memory.efficiency, memory.launch_s)
+    return hypot(*(constant.uncertainty for constant in doubtful)), tuple(constant.name for constant in used)
 
 
 def estimate_unfused_attention(

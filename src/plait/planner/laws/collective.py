@@ -4,16 +4,14 @@ from functools import lru_cache
 from math import ceil, hypot, log2
 from typing import Literal
 
-from plait.planner.hardware import Hardware, Placement
+from plait.planner.hardware import Hardware, Placement, Provenance
+from plait.planner.hardware.constant import USUAL_ERROR
 from plait.planner.hardware.line import Line
 from plait.planner.laws.estimate import Estimate
 
 CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all"]
 
 Launch = Literal["graph", "host"]
-
-_NETWORK_UNCERTAINTY = 0.25
-"""Across the network: one efficiency for all clusters, whose measured range is .4 to .95."""
 
 
 @lru_cache(maxsize=65536)
@@ -29,24 +27,26 @@ def estimate_collective(
 ) -> Estimate:
     """How long a collective of a whole tensor of `payload_bytes` takes: gathered, scattered, reduced or exchanged.
 
-    `placement` says how the ranks lie over the domains, as `Topology.place` answers; without it all are in one, or in
-    as few as hold them. Without `multicast` an all-reduce is a reduce-scatter and an all-gather.
+    `placement` says how the ranks lie over the domains, as `Topology.place` answers; without it they are a job of
+    their own. Beyond a domain both levels are pipelined: the slower one counts, and the network's latency. Without
+    `multicast` an all-reduce is a reduce-scatter and an all-gather.
     """
     if degree == 1 or payload_bytes == 0:
         return Estimate(0.0, 0.0, (), "latency")
-    where = placement or hardware.topology.place(degree)
-    inside = _estimate_inside(hardware, kind, payload_bytes, where.inside, multicast)
+    where = placement or hardware.topology.place(degree, num_devices=degree)
+    inside_bytes, network_bytes = _split_bytes(kind, payload_bytes, where)
+    inside = _estimate_inside(hardware, kind, inside_bytes, where.inside, multicast)
     launch_s = hardware.links.host_launch_s.value if launch == "host" else 0.0
     names = (hardware.links.host_launch_s.name,) if launch == "host" else ()
     if where.is_local:
         return Estimate(inside.seconds + launch_s, inside.uncertainty, inside.constants + names, inside.limit)
     topology = hardware.topology
     latency_s = topology.nic_latency_s.value * ceil(log2(where.across)) + launch_s
-    network_s = count_wire_bytes(kind, payload_bytes, degree) / where.inside / _network_rate(hardware)
+    network_s = network_bytes / _network_rate(hardware)
     used = (topology.nic_bytes_per_s.name, topology.nic_efficiency.name, topology.nic_latency_s.name)
     return Estimate(
         latency_s + max(inside.seconds, network_s),
-        hypot(inside.uncertainty, _NETWORK_UNCERTAINTY),
+        hypot(inside.uncertainty, topology.nic_efficiency.uncertainty),
         (*inside.constants, *used, *names),
         "latency" if latency_s > max(inside.seconds, network_s) else "bandwidth",
     )
@@ -63,7 +63,7 @@ def estimate_p2p(hardware: Hardware, num_bytes: float, *, local: bool, launch: L
         names = (links.p2p_bytes_per_s.name, *line.constants)
     else:
         latency_s, rate = topology.nic_latency_s.value + launch_s, _network_rate(hardware)
-        uncertainty = _NETWORK_UNCERTAINTY
+        uncertainty = topology.nic_efficiency.uncertainty
         names = (topology.nic_bytes_per_s.name, topology.nic_efficiency.name, topology.nic_latency_s.name)
     moving_s = num_bytes / rate
     return Estimate(latency_s + moving_s, uncertainty, names, "latency" if latency_s > moving_s else "bandwidth")
@@ -77,6 +77,19 @@ def count_wire_bytes(kind: CollectiveKind, payload_bytes: float, degree: int) ->
     elif kind == "all_to_all":
         share /= degree
     return share * payload_bytes
+
+
+def _split_bytes(kind: CollectiveKind, payload_bytes: float, where: Placement) -> tuple[float, float]:
+    """The tensor that a collective inside the domain moves, and the bytes that go through every network card.
+
+    A ring enters and leaves a domain through all its cards, each with a part of the tensor; an exchange sends what is
+    for other domains straight through the rank's own card.
+    """
+    if kind != "all_to_all":
+        return payload_bytes, count_wire_bytes(kind, payload_bytes, where.degree) / where.inside
+    own_bytes = payload_bytes / where.degree
+    leaving = (where.degree - where.inside) / where.degree
+    return own_bytes * where.inside * where.inside / where.degree, own_bytes * leaving
 
 
 def _estimate_inside(
@@ -102,7 +115,7 @@ def _follow(hardware: Hardware, kind: CollectiveKind, payload_bytes: float, degr
     wire_bytes = count_wire_bytes(kind, payload_bytes, degree)
     seconds = line.seconds(wire_bytes)
     latency_s = min(line.pieces)[0]
-    uncertainty = line.uncertainty if kind != "all_to_all" else max(line.uncertainty, _NETWORK_UNCERTAINTY)
+    uncertainty = line.uncertainty if kind != "all_to_all" else max(line.uncertainty, USUAL_ERROR[Provenance.ASSUMED])
     return Estimate(seconds, uncertainty, line.constants, "latency" if 2 * latency_s > seconds else "bandwidth")
 
 

@@ -5,7 +5,7 @@ from math import ceil, hypot, inf
 
 from plait.planner.hardware import Hardware, Regime
 from plait.planner.hardware.device import Derate, GemmConstants
-from plait.planner.laws.estimate import Estimate
+from plait.planner.laws.estimate import Estimate, Limit
 
 _TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 1.06), (64, 128, 1.15))
 """Rows and columns of a tile, and by which factor smaller ones are less efficient; libraries choose the best."""
@@ -14,6 +14,9 @@ _WIDTH_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "float4"
 
 _FITTED_FROM = 512
 """The law was fitted to shapes whose every dimension is at least this; thinner ones stream like any other kernel."""
+
+_LONG_FLOPS = 1e12
+"""From here on a single GEMM takes long enough to slow the clock down; the other regimes have that in their share."""
 
 _BEYOND = 2.0
 """How much less is known of shapes the law was not fitted to."""
@@ -42,6 +45,8 @@ def estimate_gemm(
     """
     law = hardware.gemm(dtype)
     rate = hardware.peak(dtype).value * law.efficiency.value * derive_regime_share(hardware.derate, regime, law.regime)
+    if regime == "burst" and 2 * count * m * n * k > _LONG_FLOPS:
+        rate *= hardware.derate.long_burst.value
     num_sm = hardware.num_multiprocessors.value
     compute_s = _count_tile_flops(law, num_sm, (m, n, k), count) * num_sm / rate
     width = _WIDTH_BYTES[dtype]
@@ -51,7 +56,9 @@ def estimate_gemm(
     memory_s = num_bytes / (hardware.memory.bytes_per_s.value * streaming.value)
     launch_s = law.launch_s.value
     seconds = launch_s + max(compute_s, memory_s)
-    limit = "latency" if launch_s > _LATENCY_SHARE * seconds else "compute" if compute_s >= memory_s else "memory"
+    limit: Limit = (
+        "latency" if launch_s > _LATENCY_SHARE * seconds else "compute" if compute_s >= memory_s else "memory"
+    )
     uncertainty, constants = _describe(hardware, dtype, regime)
     return Estimate(seconds, uncertainty if is_fitted else _BEYOND * uncertainty, constants, limit)
 

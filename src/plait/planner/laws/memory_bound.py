@@ -1,5 +1,6 @@
 """Kernels that wait for memory: norms, residuals, activations, quantise passes, the optimizer, the loss."""
 
+from functools import cache
 from math import hypot
 
 from plait.planner.hardware import Hardware
@@ -17,9 +18,14 @@ def estimate_memory_bound(hardware: Hardware, num_bytes: float, *, kernels: int 
     memory = hardware.memory
     launch_s = kernels * memory.launch_s.value
     moving_s = num_bytes / (memory.bytes_per_s.value * memory.efficiency.value)
+    return Estimate(launch_s + moving_s, *_describe(hardware), limit="latency" if launch_s > moving_s else "memory")
+
+
+@cache
+def _describe(hardware: Hardware) -> tuple[float, tuple[str, ...]]:
+    memory = hardware.memory
     uncertainty = hypot(memory.efficiency.uncertainty, memory.bytes_per_s.uncertainty)
-    names = (memory.bytes_per_s.name, memory.efficiency.name, memory.launch_s.name)
-    return Estimate(launch_s + moving_s, uncertainty, names, "latency" if launch_s > moving_s else "memory")
+    return uncertainty, (memory.bytes_per_s.name, memory.efficiency.name, memory.launch_s.name)
 
 
 def estimate_optimizer(hardware: Hardware, num_params: float) -> Estimate:
