@@ -51,7 +51,9 @@ def build_hardware(tree: Tree, *, name: str, where: str) -> Hardware:
     )
     reader.check_all_taken()
     if reader.problems:
-        raise ConfigError.from_problems(where, reader.problems, hint="plait/planner/hardware/catalog/cpu.toml has every key")
+        raise ConfigError.from_problems(
+            where, reader.problems, hint="plait/planner/hardware/catalog/cpu.toml has every key"
+        )
     return hardware
 
 

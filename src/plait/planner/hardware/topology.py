@@ -52,10 +52,9 @@ class Topology:
         if num_devices is not None and num_devices <= domain:
             return Placement(degree, 1)
         host = min(int(self.host_size.value), domain)
-        for across in range(1, degree + 1):
-            inside = degree // across
-            if degree % across == 0 and lcm(inside * stride, host) <= domain:
-                return Placement(inside, across)
+        for inside in range(min(degree, domain // stride), 1, -1):
+            if degree % inside == 0 and lcm(inside * stride, host) <= domain:
+                return Placement(inside, degree // inside)
         return Placement(1, degree)
 
     def describe(self, placement: Placement) -> str:
