@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed._symmetric_memory as symmetric_memory
 
-from plait.overlap import collective_matmul
+from plait.overlap import chooser
 
 
 @contextmanager
@@ -35,5 +35,5 @@ def stand_ins() -> Iterator[list[str]]:
 @contextmanager
 def reachable() -> Iterator[list[str]]:
     """Let the choice believe in them, too."""
-    with stand_ins() as called, patch.object(collective_matmul, "why_not", lambda axis, device: None):
+    with stand_ins() as called, patch.object(chooser, "why_not", lambda axis, device: None):
         yield called

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from plait.bench.rounds import Spread
-from plait.overlap.collective_matmul import Chosen, CollectiveMatmul
+from plait.overlap.chooser import Chosen
+from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Addends, execute
 from plait.overlap.site import Pass
 from plait.schedule.costs import Costs, estimate_collective_s
-from plait.schedule.pair import build_pair, join_pair, name_gemm
+from plait.schedule.pair import build_pair, join_costs, join_pair
 from plait.schedule.program import build_program
 from plait.schedule.simulate import simulate
 from plait.schedule.step import Content, Flow, Method
@@ -114,10 +115,8 @@ def _simulate(
         programs = [build_program(chosen.work, program.method, program.chunks, rank) for rank in range(degree)]
         return simulate(programs, costs)
     later = _derive_costs(following, matmul.chosen[following], alone_s, bytes_per_s)
-    gemm_s = {**costs.gemm_s, **{name_gemm(gemm): seconds for gemm, seconds in later.gemm_s.items()}}
-    both = replace(costs, gemm_s=gemm_s, row_bytes={**costs.row_bytes, **later.row_bytes})
     halves = matmul.chosen[what].half, matmul.chosen[following].half
-    return simulate([join_pair(*build_pair(*halves, rank)) for rank in range(degree)], both)
+    return simulate([join_pair(*build_pair(*halves, rank)) for rank in range(degree)], join_costs(costs, later))
 
 
 def _derive_costs(what: Pass, chosen: Chosen, alone_s: Mapping[tuple[Pass, str], float], bytes_per_s: float) -> Costs:

@@ -3,18 +3,15 @@ its host waited.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from plait.comm.mesh import Mesh
-from plait.comm.shared.arena import NoRoom
 from plait.config.overlap import OverlapConfig
-from plait.dtype import DType
 from plait.overlap.ahead import Begun, Next, put_begun, take_begun
-from plait.overlap.choice import FUSED, LIBRARY
+from plait.overlap.choice import FUSED
+from plait.overlap.chooser import Chooser, Chosen
 from plait.overlap.execute import (
     Addends,
     Instrument,
@@ -26,54 +23,22 @@ from plait.overlap.execute import (
     open_sessions,
     take_steps,
 )
-from plait.overlap.fused import can_fuse, find_obstacle, run_fused
-from plait.overlap.probe import find_rates
-from plait.overlap.rates import Rates
-from plait.overlap.receipt import Line, Receipt, check_strict
-from plait.overlap.select import check_transport, choose, needs_rates
+from plait.overlap.fused import run_fused
+from plait.overlap.predict import Before
+from plait.overlap.receipt import Receipt, check_strict
 from plait.overlap.site import Pass
 from plait.overlap.transport.base import Transport
-from plait.overlap.transport.library import LibraryTransport
 from plait.overlap.transport.piecewise import PiecewiseGather
 from plait.overlap.transport.ring import RingTransport
-from plait.overlap.transport.shm import SharedMemoryTransport, describe_lack
-from plait.overlap.transport.symm_mem import CAPABILITY, why_not
-from plait.schedule.pair import Half, build_pair
-from plait.schedule.program import build_program, can_be_begun, can_begin
-from plait.schedule.step import Method, Program
-from plait.schedule.work import Work, derive_work
-from plait.sharding import Kind
+from plait.schedule.pair import build_pair
+from plait.schedule.program import can_begin
+from plait.schedule.step import Program
 
 _MAX_PASSES = 4096
 """Of 32 layers those of sixteen token counts: batches of ever new sizes are not to fill the memory."""
 
 _WATCHED_RUNS = 16
 """Two events on the computing stream for every wait are cheap, and not to be kept for ever."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What runs a pass, and its line of the receipt.
-
-    Attributes:
-        program: the steps of the pass; of one that a fused operation does, the whole collectives that it amounts to.
-        is_fused: whether a fused operation does it (`plait.overlap.fused`).
-        is_rest: whether it was chosen for what is left where the gather is begun before.
-    """
-
-    work: Work
-    program: Program
-    transport: Transport
-    line: Line
-    is_fused: bool = False
-    is_rest: bool = False
-    ran: dict[tuple[torch.dtype | None, torch.dtype | None], Program] = field(default_factory=dict)
-    """By the dtypes of what is gathered and of what is reduced, the program that all ranks last agreed on."""
-
-    @property
-    def half(self) -> Half:
-        """It as one of a pair of passes."""
-        return Half(self.work, self.program.method, self.program.chunks)
 
 
 class CollectiveMatmul:
@@ -100,19 +65,9 @@ class CollectiveMatmul:
             mesh.share_memory()
         self.axis = mesh.tp
         self.device = mesh.device
-        self.config = config
         self.receipt = Receipt()
-        self.transports: dict[str, Transport] = {LIBRARY: LibraryTransport(self.axis)}
-        if self.axis.group is not None:
-            self.transports["ring"] = RingTransport(self.axis)
-        if self.axis.shared is not None:
-            self.transports["shm"] = SharedMemoryTransport(self.axis)
-        self._reachable = {"shm": describe_lack(self.axis), **dict.fromkeys(self.transports)}
-        if config.policy != "disabled" and config.transport == FUSED:
-            # Only where it is asked for by name: what it costs is not measured, so `auto` cannot weigh it.
-            self._reachable[FUSED] = why_not(self.axis, self.device)
-        self._rates: dict[DType, Rates] = {}
-        check_transport(config, self._reachable)
+        self._chooser = Chooser(mesh, config, self.receipt)
+        self.transports = self._chooser.transports
         self.chosen: dict[Pass, Chosen] = {}
         self.instrument: Instrument | None = None
         self.running: Program | None = None
@@ -162,16 +117,14 @@ class CollectiveMatmul:
         begun: Begun | None,
         following: Next | None,
     ) -> tuple[Outcome, Begun | None]:
-        if FUSED in self._reachable:
-            work = self._derive_work(what)
-            what = replace(what, can_be_fused=not work.flows or can_fuse(work, gemms))
+        what = self._chooser.tell_apart(what, gemms)
         chosen = self.chosen.get(what)
         if chosen is not None and not self._is_checked:
             # Only when passes repeat is all known that differs, and it is told at once.
             self._is_checked = True
             check_strict(self.receipt)
         if chosen is None or (chosen.is_rest and begun is None):
-            chosen = self._keep(what, self._choose(what, gemms, shard, addends))
+            chosen = self._keep(what, self._chooser.choose(what, gemms, shard, addends))
         pair = None if following is None or begun is not None else self._find_pair(what, chosen, following)
         program = begun.program if begun is not None else chosen.program if pair is None else pair[0]
         self.running, instrument = program, self.instrument
@@ -233,7 +186,8 @@ class CollectiveMatmul:
             return None
         later = self.chosen.get(following.what)
         if later is None:
-            later = self._choose(following.what, {}, following.shard, following.addends, is_begun=True)
+            before = Before(chosen.line.choice.way, chosen.work, what.site)
+            later = self._chooser.choose(following.what, {}, following.shard, following.addends, before)
             self._keep(following.what, later)
         if later.transport is not chosen.transport or not chosen.half.can_begin(later.half):
             return None
@@ -253,70 +207,3 @@ class CollectiveMatmul:
         for transport in self.transports.values():
             if isinstance(transport, RingTransport):
                 transport.end_ahead()
-
-    def _choose(
-        self,
-        what: Pass,
-        gemms: Mapping[str, Rows],
-        shard: Tensor | None,
-        addends: Addends | None,
-        *,
-        is_begun: bool = False,
-    ) -> Chosen:
-        """What runs `what`; where its gather will be begun before it, the choice is for the rest."""
-        work = self._derive_work(what)
-        rates = self._find_rates(what.site.dtype) if work.flows and needs_rates(self.config) else None
-        capable = {name: transport.capability.methods for name, transport in self.transports.items()}
-        capable[FUSED] = CAPABILITY.methods
-        reachable = dict(self._reachable)
-        if FUSED in reachable:
-            reachable[FUSED] = find_obstacle(work, gemms, getattr(torch, what.site.dtype), self.axis)
-        weighed = replace(work, gather=None) if is_begun else work
-        choice = choose(self.config, what.site, weighed, reachable=reachable, rates=rates, capable=capable)
-        if is_begun and not (choice.transport == "ring" and can_be_begun(work, choice.method)):
-            return self._choose(what, gemms, shard, addends)
-        lack = self._reserve(work, shard, addends, what.site.label) if choice.transport == "shm" else None
-        if lack is not None:
-            # For this pass only: there may well be memory for smaller ones.
-            reachable["shm"] = lack
-            if choice.method is not Method.NONE:
-                check_transport(self.config, reachable)
-            choice = choose(self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
-        is_fused = choice.transport == FUSED
-        method, transport = (Method.NONE, LIBRARY) if is_fused else (choice.method, choice.transport)
-        program = build_program(work, method, choice.chunks, self.axis.rank)
-        line = self.receipt.add_line(what.operation, what.site, work, choice, program)
-        return Chosen(work, program, self.transports[transport], line, is_fused, is_rest=is_begun)
-
-    def _derive_work(self, what: Pass) -> Work:
-        return derive_work(
-            what.operation, what.transition, what.num_rows, self.axis.degree,
-            needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
-        )  # fmt: skip
-
-    def _reserve(self, work: Work, shard: Tensor | None, addends: Addends | None, label: str) -> str | None:
-        """Have the shared memory that `work` needs; why there is none."""
-        transport = self.transports["shm"]
-        assert isinstance(transport, SharedMemoryTransport), transport
-        lack = None
-        for flow in work.flows:
-            if flow.kind is Kind.ALL_GATHER and shard is not None:
-                lack = lack or transport.reserve(flow, shard.shape[1], shard.dtype, label)
-            elif addends is not None:
-                lack = lack or transport.reserve(flow, addends.width, addends.dtype, label)
-        return lack
-
-    def _find_rates(self, dtype: DType) -> Rates:
-        if dtype not in self._rates:
-            self._rates[dtype] = self._measure_rates(getattr(torch, dtype))
-        return self._rates[dtype]
-
-    def _measure_rates(self, dtype: torch.dtype) -> Rates:
-        try:
-            return find_rates(self.transports, self.axis, device=self.device, dtype=dtype)
-        except NoRoom as error:
-            # Where there is too little to measure it, there is too little for anything.
-            self._reachable["shm"] = error.lack
-            check_transport(self.config, self._reachable)
-            del self.transports["shm"]
-            return self._measure_rates(dtype)

@@ -8,11 +8,15 @@ from plait.overlap.choice import LIBRARY, Way
 from plait.overlap.rates import Rates
 from plait.overlap.site import Site
 from plait.schedule.costs import Costs, estimate_collective_s
+from plait.schedule.pair import Half, build_pair, join_costs, join_pair
 from plait.schedule.program import build_program
 from plait.schedule.simulate import simulate
 from plait.schedule.step import Content
 from plait.schedule.work import Work
 from plait.sharding import Kind
+
+_BEGINNING = ("ring",)
+"""The transports over which one pass begins what the next gathers."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,41 @@ class Prediction:
     exposed_s: float
 
 
-def predict(way: Way, work: Work, site: Site, rates: Rates) -> Prediction:
-    """Predict `work` at `site`, run as `way`; equal arguments give equal predictions."""
-    return _predict(way, work, replace(site, label=""), rates)
+@dataclass(frozen=True)
+class Before:
+    """The pass before, which may begin what another gathers."""
+
+    way: Way
+    work: Work
+    site: Site
+
+    def begins(self, way: Way, work: Work) -> bool:
+        """Whether it begins the gather of `work`, run as `way`."""
+        if self.way.transport != way.transport or way.transport not in _BEGINNING:
+            return False
+        return Half(self.work, self.way.method, self.way.chunks).can_begin(Half(work, way.method, way.chunks))
+
+
+def predict(way: Way, work: Work, site: Site, rates: Rates, before: Before | None = None) -> Prediction:
+    """Predict `work` at `site`, run as `way`; equal arguments give equal predictions.
+
+    Behind a pass that begins its gather it is what both take together, less what that one takes alone.
+    """
+    site = replace(site, label="")
+    if before is None or not before.begins(way, work):
+        return _predict(way, work, site, rates)
+    before = replace(before, site=replace(before.site, label=""))
+    alone, both = _predict(before.way, before.work, before.site, rates), _predict_pair(before, way, work, site, rates)
+    return Prediction(both.duration_s - alone.duration_s, max(0.0, both.exposed_s - alone.exposed_s))
+
+
+@lru_cache(maxsize=1024)
+def _predict_pair(before: Before, way: Way, work: Work, site: Site, rates: Rates) -> Prediction:
+    halves = Half(before.work, before.way.method, before.way.chunks), Half(work, way.method, way.chunks)
+    programs = [join_pair(*build_pair(*halves, rank)) for rank in range(work.flows[0].split.degree)]
+    costs = derive_costs(before.way.transport, before.work, before.site, rates)
+    timeline = simulate(programs, join_costs(costs, derive_costs(way.transport, work, site, rates)))
+    return Prediction(timeline.duration_s, timeline.exposed_s)
 
 
 @lru_cache(maxsize=4096)

@@ -1,12 +1,13 @@
 """Choosing how one collective GEMM runs: a pure function of what is asked, what there is to do and what it costs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from plait.config.overlap import OverlapConfig
 from plait.errors import ConfigError
 from plait.overlap.choice import FUSED, LIBRARY, Choice, Way
-from plait.overlap.predict import Prediction, predict
+from plait.overlap.predict import Before, Prediction, predict
 from plait.overlap.rates import Rates
 from plait.overlap.site import Site
 from plait.schedule.program import list_methods
@@ -49,13 +50,16 @@ def choose(
     reachable: Mapping[str, str | None],
     rates: Rates | None,
     capable: Capable | None = None,
+    before: Before | None = None,
 ) -> Choice:
     """Choose how `work` at `site` runs; equal arguments give equal choices, so all ranks choose alike.
+
+    Where a pass `before` can begin its gather, the choice is for what is left then.
 
     `reachable` has every transport there is, with the reason why it cannot serve these ranks, or None. Without `rates`
     what the config leaves open is set to what is good nearly everywhere, and `auto` overlaps nothing.
     """
-    choice = _choose(config, site, work, reachable, rates, capable or {})
+    choice = _choose(config, site, work, reachable, rates, capable or {}, before)
     is_plain = config.policy == "disabled" or not work.flows or choice.transport != LIBRARY
     # Ranks that share memory have their collectives in it, also where nothing is overlapped.
     return choice if is_plain or reachable.get("shm", _UNKNOWN) else replace(choice, transport="shm")
@@ -68,6 +72,7 @@ def _choose(
     reachable: Mapping[str, str | None],
     rates: Rates | None,
     capable: Capable,
+    before: Before | None,
 ) -> Choice:
     reason = _find_reason_for_none(config, site, work)
     if reason is not None:
@@ -79,7 +84,7 @@ def _choose(
     if config.method == "none":
         return _build_choice(config, ways[0], "asked for")
     if rates is not None:
-        return _choose_by_cost(config, site, work, ways, rates)
+        return _choose_by_cost(config, ways, partial(predict, work=work, site=site, rates=rates, before=before))
     if config.policy == "auto":
         return Choice(Method.NONE, 1, LIBRARY, "what computing and moving cost here was not measured", config.asked)
     usual = min(ways, key=_rank_unmeasured)
@@ -195,9 +200,9 @@ def _rank_unmeasured(way: Way) -> tuple[int, int, int]:
     return usual, abs(way.chunks - _USUAL_CHUNKS), list(Method).index(way.method)
 
 
-def _choose_by_cost(config: OverlapConfig, site: Site, work: Work, ways: tuple[Way, ...], rates: Rates) -> Choice:
-    serial = predict(_SERIAL, work, site, rates)
-    predicted = {way: predict(way, work, site, rates) for way in ways}
+def _choose_by_cost(config: OverlapConfig, ways: tuple[Way, ...], predict: Callable[[Way], Prediction]) -> Choice:
+    serial = predict(_SERIAL)
+    predicted = {way: predict(way) for way in ways}
     least_s = min(each.duration_s for each in predicted.values())
     # Of ways that are alike the one with the fewest messages.
     alike = [way for way in ways if predicted[way].duration_s <= least_s * (1 + _ALIKE)]

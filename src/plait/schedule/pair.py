@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from plait.schedule.costs import Costs
 from plait.schedule.piece import build_pieces
 from plait.schedule.program import build_program, can_be_begun, can_begin
 from plait.schedule.step import Ahead, Method, Multiply, Program
@@ -47,6 +48,12 @@ def join_pair(first: Program, second: Program) -> Program:
     ]
     flows, gemms = (*first.flows, *second.flows), (*first.gemms, *map(name_gemm, second.gemms))
     return replace(first, flows=flows, gemms=gemms, steps=(*first.steps, *renamed), ahead=None)
+
+
+def join_costs(first: Costs, second: Costs) -> Costs:
+    """What the steps of a joined program take on the machine of the first."""
+    gemm_s = {**first.gemm_s, **{name_gemm(gemm): seconds for gemm, seconds in second.gemm_s.items()}}
+    return replace(first, gemm_s=gemm_s, row_bytes={**first.row_bytes, **second.row_bytes})
 
 
 def name_gemm(gemm: str) -> str:

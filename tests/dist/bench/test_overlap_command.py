@@ -76,7 +76,9 @@ def test_trace_and_timeline_show_every_rank_without_with_and_simulated(run, tmp_
     assert "compute only" in out
 
 
-@pytest.mark.parametrize("asked", [("overlap=disabled",), ("overlap=full", "overlap.method=none", "overlap.transport=ring")])
+@pytest.mark.parametrize(
+    "asked", [("overlap=disabled",), ("overlap=full", "overlap.method=none", "overlap.transport=ring")]
+)
 def test_a_config_is_not_compared_with_itself(run, asked):
     status, out, err = run("llama-tiny", "--what", "mlp", *SMALL, *asked)
     assert (status, out) == (2, "")

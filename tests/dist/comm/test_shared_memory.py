@@ -5,10 +5,7 @@ import gc
 import os
 import random
 import re
-import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path

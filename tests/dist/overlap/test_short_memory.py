@@ -6,7 +6,7 @@ import torch
 from plait.comm.mesh import build_mesh
 from plait.config.overlap import OverlapConfig
 from plait.errors import ConfigError
-from plait.overlap import collective_matmul
+from plait.overlap import chooser
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Addends
 from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
@@ -47,7 +47,7 @@ def run_over_what_there_is(transport: str, num_bytes: int, *, rates: Rates | Non
     matmul = CollectiveMatmul(build_mesh(MeshShape(tp=2)), config)
     with pytest.MonkeyPatch.context() as patch, limited(num_bytes):
         if rates is not None:
-            patch.setattr(collective_matmul, "find_rates", lambda *_, **__: rates)
+            patch.setattr(chooser, "find_rates", lambda *_, **__: rates)
         return [run(matmul, rows) for rows in (SMALL, LARGE, 2 * SMALL)]
 
 
