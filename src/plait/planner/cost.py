@@ -84,9 +84,13 @@ class Cost:
         """Every constant that this or anything below it depends on, once."""
         return tuple(dict.fromkeys(name for node, _ in self.walk() for name in node.constants))
 
-    def renamed(self, name: str) -> "Cost":
-        """The same under another name."""
-        return replace(self, name=name)
+    def with_efficiency(self, efficiency: float) -> "Cost":
+        """The same, with the share of the peak that it reaches."""
+        return replace(self, efficiency=efficiency)
+
+    def hiding(self, hidden_s: float) -> "Cost":
+        """The same, with so much beneath something else."""
+        return replace(self, hidden_s=hidden_s)
 
 
 def build_leaf(

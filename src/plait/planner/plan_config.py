@@ -32,6 +32,7 @@ class PlanConfig:
         fused_attention: whether attention scores stay on the chip (FlashAttention).
         gradient_dtype: in which gradients are accumulated and summed over dp.
         overlaps_gradients: whether gradients are summed over dp beneath the backward of other layers.
+        overlaps_sends: whether what a pipeline sends travels beneath the chunk that is computed next.
     """
 
     tp: int = 1
@@ -50,6 +51,7 @@ class PlanConfig:
     fused_attention: bool = True
     gradient_dtype: FloatFormat = "float32"
     overlaps_gradients: bool = True
+    overlaps_sends: bool = True
 
     @property
     def dp(self) -> int:

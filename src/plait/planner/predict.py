@@ -1,9 +1,25 @@
 """Predict the step of one plan."""
 
+from functools import lru_cache
+
 from plait.config.model import ModelConfig
+from plait.contract.model import ModelContract
+from plait.contract.step import list_gemms, sum_flops
+from plait.errors import ConfigError
+from plait.planner.assumed import CONSTANTS
 from plait.planner.cluster import Cluster
+from plait.planner.cost import COMPUTE, Cost, Kind, join
+from plait.planner.hardware import Constant
+from plait.planner.memory.peak import predict_memory
+from plait.planner.memory.static import count_stage_parameters
 from plait.planner.plan_config import PlanConfig
-from plait.planner.prediction import Prediction
+from plait.planner.planned import derive_planned_model, is_attention
+from plait.planner.prediction import Binding, Memory, Prediction, Verdict
+from plait.planner.stages import ENDS_AS_BLOCKS, derive_stages
+from plait.planner.step.block import build_layers
+from plait.planner.step.circumstance import Circumstance
+from plait.planner.step.data_parallel import build_data_parallel, build_optimizer
+from plait.planner.step.pipeline import build_pipeline
 
 
 def predict(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_len: int, global_batch: int) -> Prediction:
@@ -14,4 +30,105 @@ def predict(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_len: 
             catalog lacks.
         ShardingError: a degree that the model cannot be cut into.
     """
-    raise NotImplementedError
+    check_plan(model, cluster, plan, seq_len=seq_len, global_batch=global_batch)
+    num_micro_batches = plan.num_micro_batches(global_batch)
+    step = _build_step(model, cluster, plan, seq_len, num_micro_batches)
+    capacity_bytes = cluster.hardware.memory.capacity_bytes.value
+    memory = predict_memory(model, plan, seq_len, num_micro_batches, capacity_bytes)
+    dtype = "float8" if plan.quantization != "none" else plan.precision.compute
+    return Prediction(
+        model, cluster, plan, seq_len, global_batch, step, memory,
+        model_flops=derive_model_flops(model, seq_len) * global_batch,
+        peak_flops_per_s=cluster.hardware.peak(dtype).value,
+        binding=derive_binding(step, memory),
+        constants=_look_up(cluster, step),
+        weak=_list_weak(cluster, plan),
+    )  # fmt: skip
+
+
+def check_plan(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_len: int, global_batch: int) -> None:
+    """Raise one error that lists everything that cannot be."""
+    problems = []
+    if plan.num_devices != cluster.num_devices:
+        degrees = f"tp {plan.tp} * cp {plan.cp} * pp {plan.pp} * dp {plan.dp}"
+        problems.append(f"{degrees} = {plan.num_devices} devices, but the cluster has {cluster.num_devices}")
+    if global_batch % (plan.dp * plan.micro_batch):
+        problems.append(
+            f"a global batch of {global_batch} sequences cannot be cut into micro-batches of {plan.micro_batch} for "
+            f"dp = {plan.dp}"
+        )
+    if seq_len % plan.cp:
+        problems.append(f"sequences of {seq_len} tokens cannot be cut over cp = {plan.cp}")
+    if plan.pp * plan.interleave > model.num_layers + ENDS_AS_BLOCKS * (plan.pp > 1):
+        problems.append(
+            f"{model.num_layers} blocks cannot be cut over pp = {plan.pp} with {plan.interleave} chunks a rank"
+        )
+    if plan.interleave > 1 and plan.pp == 1:
+        problems.append(f"interleave = {plan.interleave} needs a pipeline, but pp = 1")
+    tokens = plan.micro_batch * seq_len // plan.cp
+    if plan.sequence_parallel and tokens < plan.tp:
+        problems.append(f"{tokens} tokens of a micro-batch cannot be sharded over tp = {plan.tp}")
+    if problems:
+        raise ConfigError.from_problems("plan", problems)
+
+
+def derive_model_flops(model: ModelConfig, seq_len: int) -> float:
+    """Of one sequence, forward and backward without recompute, read from the contract; causal attention needs half."""
+    contract = derive_planned_model(model, PlanConfig(), seq_len)
+    linear = sum(sum_flops((*op.forward, *op.backward)) for op in contract.ops if not is_attention(op))
+    cores = [op for op in contract.block if is_attention(op)]
+    attention = sum(gemm.flops for op in cores for gemm in list_gemms((*op.forward, *op.backward)))
+    return linear + model.num_layers * attention / 2
+
+
+@lru_cache(maxsize=4096)
+def _build_step(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len: int, num_micro_batches: int) -> Cost:
+    contract: ModelContract = derive_planned_model(model, plan, seq_len)
+    where = Circumstance(cluster, plan, contract)
+    layers = build_layers(model, cluster, plan, seq_len)
+    stages = derive_stages(model.num_layers, plan.pp, plan.interleave, num_micro_batches)
+    heaviest = max(stages, key=lambda stage: count_stage_parameters(contract, stage))
+    num_parameters = count_stage_parameters(contract, heaviest)
+    return join(
+        "step",
+        [
+            *build_pipeline(layers, stages, where, num_micro_batches),
+            *build_data_parallel(layers, where, num_parameters, heaviest.num_layers, num_micro_batches),
+            build_optimizer(where, num_parameters),
+        ],
+    )
+
+
+def derive_binding(step: Cost, memory: Memory) -> Binding:
+    """Memory if it does not fit, else the largest share that more of something would shorten."""
+    if memory.verdict is Verdict.DOES_NOT_FIT:
+        share = memory.total_bytes / memory.capacity_bytes
+        return Binding("memory", share, f"the worst rank lacks {-memory.margin_bytes / 1e9:.1f} GB")
+    by_kind = step.sum_by_kind()
+    terms = {
+        "compute": sum(by_kind[kind] for kind in COMPUTE if kind is not Kind.MEMORY_BOUND),
+        "memory bandwidth": by_kind[Kind.MEMORY_BOUND] + by_kind[Kind.OPTIMIZER],
+        "tensor and pipeline communication": by_kind[Kind.COMMUNICATION],
+        "pipeline bubble": by_kind[Kind.BUBBLE],
+        "data-parallel communication": by_kind[Kind.DATA_PARALLEL],
+    }
+    term = max(terms, key=lambda name: terms[name])
+    share = terms[term] / step.seconds
+    return Binding(term, share, f"{share:.0%} of the step")
+
+
+def _look_up(cluster: Cluster, step: Cost) -> tuple[Constant, ...]:
+    known = cluster.hardware.constants
+    return (*(known[name] for name in step.list_constants() if name in known), *CONSTANTS)
+
+
+def _list_weak(cluster: Cluster, plan: PlanConfig) -> tuple[str, ...]:
+    """Where predictions are known to be less sure than their intervals say."""
+    weak = []
+    if cluster.hardware.topology.place(plan.tp, num_devices=cluster.num_devices).across > 1:
+        weak.append("a tp group that leaves the scale-up domain: network efficiency is assumed, .4 to .95 seen")
+    if plan.quantization == "fp8_rowwise":
+        weak.append("rowwise scales: its GEMMs were not measured, and are timed as tensorwise ones")
+    if cluster.hardware.derate.training.provenance == "assumed":
+        weak.append(f"{cluster.hardware.name}: the derate of training is assumed, no step was measured on it")
+    return tuple(weak)

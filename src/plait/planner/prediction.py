@@ -50,7 +50,7 @@ class Memory:
     stage: int
     verdict: Verdict
     margin_bytes: float
-    """What is left of the capacity beyond the safety margin; negative by how much is lacking."""
+    """What is left of the capacity; where it is negative, what is lacking."""
 
     @property
     def total_bytes(self) -> float:

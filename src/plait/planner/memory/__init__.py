@@ -1,0 +1,1 @@
+"""What a plan needs on its worst rank."""

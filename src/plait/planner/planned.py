@@ -1,0 +1,67 @@
+"""A plan's contract: what one rank computes, moves and keeps for one micro-batch.
+
+Shapes, FLOPs, collectives and bytes come from `plait.contract`. It has no context parallelism and no attention whose
+scores are kept without dropout; what the planner adds for them is here and in `planner.step.context`:
+
+    cp    a rank has S/cp tokens of every sequence: the contract of that length, whose attention sees cp times as many
+    fp8   linears keep their inputs in one byte an element
+"""
+
+from functools import lru_cache
+
+from plait.config.model import GptConfig, ModelConfig
+from plait.contract.model import ModelContract, derive_model
+from plait.contract.op import Op
+from plait.contract.setting import Setting
+from plait.contract.step import list_gemms
+from plait.errors import ConfigError
+from plait.planner.plan_config import PlanConfig
+
+
+def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int) -> ModelContract:
+    """What tp rank 0, which has most where a cut is uneven, does for one micro-batch.
+
+    Raises:
+        ConfigError: sequences that cp cannot cut.
+        ShardingError: the degree cannot be realised; the message names the parameter.
+    """
+    if seq_len % plan.cp:
+        raise ConfigError(f"sequences of {seq_len} tokens cannot be cut over cp = {plan.cp}", hint="use a divisor")
+    setting = Setting(
+        batch=plan.micro_batch,
+        seq_len=seq_len // plan.cp,
+        tp=plan.tp,
+        sequence_parallel=plan.sequence_parallel,
+        dtype=plan.precision.compute,
+        reduce_dtype=plan.precision.reduce_dtype,
+    )
+    return _derive(model, setting, plan.fused_attention)
+
+
+@lru_cache(maxsize=1024)
+def _derive(model: ModelConfig, setting: Setting, fused_attention: bool) -> ModelContract:
+    return derive_model(_fuse(model) if fused_attention else model, setting)
+
+
+@lru_cache(maxsize=64)
+def _fuse(model: ModelConfig) -> ModelConfig:
+    """Fused kernels drop probabilities without keeping any, which the contract knows as attention without dropout."""
+    if isinstance(model, GptConfig) and model.attention_dropout:
+        return model.model_copy(update={"attention_dropout": 0.0})
+    return model
+
+
+def is_linear(op: Op) -> bool:
+    """Whether an operation multiplies by weights."""
+    return bool(op.parameters and list_gemms(op.forward))
+
+
+def is_attention(op: Op) -> bool:
+    """Whether an operation is the attention core."""
+    return bool(not op.parameters and list_gemms(op.forward))
+
+
+def count_parameters(ops: tuple[Op, ...]) -> int:
+    """Elements that the rank holds of the parameters of `ops`, a tied one once."""
+    held = {parameter.ownership.name: parameter for op in ops for parameter in op.parameters}
+    return sum(parameter.layout.local_numel(0) for parameter in held.values())

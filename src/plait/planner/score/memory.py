@@ -1,0 +1,55 @@
+"""Rows that tell memory."""
+
+import re
+
+from plait.planner.memory.static import derive_static
+from plait.planner.planned import count_parameters, derive_planned_model
+from plait.planner.prediction import MemoryPart
+from plait.planner.score.row import NotCovered, Row
+from plait.planner.score.steps import Answer
+from plait.planner.score.subject import Subject, build_subject
+from plait.planner.stages import derive_stages
+
+_BYTES = {"B": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
+
+
+def answer_peak_memory(row: Row) -> Answer:
+    """The most that the allocator of the worst rank has given out."""
+    subject = build_subject(row)
+    return Answer(subject.predict().memory.allocated_bytes / _read_bytes(row), _count_base(subject))
+
+
+def answer_activation_memory(row: Row) -> Answer:
+    """What the blocks of the first stage keep; the published formulas leave the ends of the model out."""
+    subject = build_subject(row)
+    plan = subject.plan
+    kept = subject.predict().memory.bytes_of(MemoryPart.ACTIVATIONS)
+    base = plan.micro_batch * subject.seq_len * subject.model.width * subject.model.num_layers / plan.tp
+    return Answer(kept / _read_bytes(row), base)
+
+
+def answer_static_memory(row: Row) -> Answer:
+    """Parameters, gradients and optimizer state of the worst rank.
+
+    A row that says how many bytes it counts for each parameter is a formula, and these are of the blocks alone.
+    """
+    subject, scale = build_subject(row), _read_bytes(row)
+    plan, model = subject.plan, subject.model
+    contract = derive_planned_model(model, plan, subject.seq_len)
+    stages = derive_stages(model.num_layers, plan.pp, plan.interleave, plan.num_micro_batches(subject.global_batch))
+    if formula := re.search(r"(\d+) ?B/param", row.notes):
+        most = max(stage.num_layers for stage in stages) * count_parameters(contract.block)
+        return Answer(int(formula[1]) * most / scale, _count_base(subject))
+    worst = max(sum(derive_static(contract, plan, stage).values()) for stage in stages)
+    return Answer(worst / scale, _count_base(subject))
+
+
+def _count_base(subject: Subject) -> float:
+    """Parameters of a rank as if all were alike: the null model knows one number of bytes for each."""
+    return subject.model.num_parameters / (subject.plan.tp * subject.plan.pp)
+
+
+def _read_bytes(row: Row) -> float:
+    if row.unit not in _BYTES:
+        raise NotCovered(f"unit {row.unit!r} is not one of memory")
+    return _BYTES[row.unit]

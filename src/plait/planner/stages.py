@@ -1,0 +1,63 @@
+"""How a pipeline's ranks share the blocks out, and how many micro-batches each holds at a time."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+ENDS_AS_BLOCKS = 2
+"""Embedding and head, where they count as a block each so that blocks can be shared out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one rank of the pipeline holds.
+
+    Attributes:
+        index: its place; 0 has the embedding.
+        num_layers: blocks of all its chunks together.
+        is_last: whether it has the final norm, the head and the loss.
+        micro_batches: whose activations it keeps at most, of all its blocks (a fraction with interleaved chunks).
+    """
+
+    index: int
+    num_layers: int
+    is_first: bool
+    is_last: bool
+    micro_batches: float
+
+
+@lru_cache(maxsize=4096)
+def derive_stages(num_layers: int, pp: int, interleave: int, num_micro_batches: int) -> tuple[Stage, ...]:
+    """The stages from first to last.
+
+    Blocks that do not divide are shared out as if embedding and head were a block each (Llama 3's 126 over 8 * 16), or
+    else the first ranks have one more.
+    """
+    return tuple(
+        Stage(
+            index,
+            layers,
+            index == 0,
+            index == pp - 1,
+            _count_in_flight(index, pp, interleave, num_micro_batches),
+        )
+        for index, layers in enumerate(_share_layers(num_layers, pp, pp * interleave))
+    )
+
+
+def _share_layers(num_layers: int, pp: int, num_chunks: int) -> list[int]:
+    if num_layers % num_chunks and (num_layers + ENDS_AS_BLOCKS) % num_chunks == 0 and pp > 1:
+        each = (num_layers + ENDS_AS_BLOCKS) // pp
+        return [each - (index in (0, pp - 1)) for index in range(pp)]
+    each, rest = divmod(num_layers, pp)
+    return [each + (index < rest) for index in range(pp)]
+
+
+def _count_in_flight(index: int, pp: int, interleave: int, num_micro_batches: int) -> float:
+    """1F1B fills the ranks behind; with chunks a rank first does all but its last one for a round of micro-batches.
+
+    The first rank holds `pp * (1 + (pp - 1) / (pp * interleave))` micro-batches (Korthikanti et al., section 4.2).
+    """
+    if interleave == 1:
+        return float(min(num_micro_batches, pp - index))
+    chunks = 2 * (pp - index - 1) + (interleave - 1) * pp + 1
+    return min(num_micro_batches * interleave, chunks) / interleave

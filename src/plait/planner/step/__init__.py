@@ -1,0 +1,1 @@
+"""What one optimizer step costs: blocks from the contract, overlap from the schedules, pipeline, data parallel."""

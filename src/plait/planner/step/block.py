@@ -1,0 +1,102 @@
+"""One block, and the ends of the model: every operation of the contract once, forward and backward."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from plait.config.model import ModelConfig
+from plait.contract.op import Op
+from plait.contract.step import list_moves
+from plait.planner.cluster import Cluster
+from plait.planner.cost import Cost, Kind, join
+from plait.planner.laws import estimate_loss
+from plait.planner.plan_config import PlanConfig
+from plait.planner.planned import derive_planned_model, is_attention, is_linear
+from plait.planner.prediction import HEAD
+from plait.planner.step.attention import build_attention
+from plait.planner.step.circumstance import Circumstance, build_cost
+from plait.planner.step.elementwise import build_elementwise
+from plait.planner.step.linear import Direction, build_linear
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What one micro-batch costs: a block forward and backward (with what it computes again), and both ends."""
+
+    forward: Cost
+    backward: Cost
+    embedding: Cost
+    head: Cost
+
+    @property
+    def block(self) -> Cost:
+        """Forward and backward of one block."""
+        return join("block", [self.forward, self.backward])
+
+
+def build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len: int) -> Layers:
+    """The layers of a plan; what does not change them (pp, dp and what follows from them) does not build them anew."""
+    # Which devices are neighbours depends on the degrees inside of tp and cp, and on whether the job fits a domain.
+    domain = int(cluster.hardware.topology.domain_size.value)
+    is_small = plan.num_devices <= domain
+    outer = 1 if is_small else 2 * domain
+    plain = replace(
+        plan, pp=1, interleave=1, dp_shard=1 if cluster.order[:2] == ("tp", "cp") else plan.dp_shard,
+        dp_replicate=outer, sharded="nothing", gradient_dtype="float32", overlaps_gradients=True, overlaps_sends=True,
+    )  # fmt: skip
+    return _build_layers(model, replace(cluster, num_devices=0), plain, seq_len)
+
+
+@lru_cache(maxsize=16384)
+def _build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len: int) -> Layers:
+    where = Circumstance(cluster, plan, derive_planned_model(model, plan, seq_len))
+    contract = where.contract
+    forward = join("forward", _build_ops(contract.block, "forward", where))
+    backward = [*_build_again(forward, where), *_build_ops(contract.block[::-1], "backward", where)]
+    return Layers(forward, join("backward", backward), _build_embedding(where), _build_head(where))
+
+
+def _build_ops(ops: tuple[Op, ...], direction: Direction, where: Circumstance) -> list[Cost]:
+    costs: list[Cost] = []
+    for op in ops:
+        if is_attention(op):
+            costs += [*build_elementwise(op, direction, where), build_attention(op, direction, where)]
+        elif is_linear(op):
+            costs += [build_linear(op, direction, where), *build_elementwise(op, direction, where)]
+        else:
+            costs += [*build_elementwise(op, direction, where), *where.build_moves(list_moves(getattr(op, direction)))]
+    return costs
+
+
+def _build_again(forward: Cost, where: Circumstance) -> list[Cost]:
+    """What is computed a second time before backward: nothing, the attention core, or all of the block."""
+    if where.plan.recompute == "none":
+        return []
+    again = [forward]
+    if where.plan.recompute == "selective":
+        again = [build_attention(op, "forward", where) for op in where.contract.block if is_attention(op)]
+    return [join("recompute", again)]
+
+
+def _build_embedding(where: Circumstance) -> Cost:
+    """Rows looked up and summed over tp; backward adds their gradients up."""
+    parts: list[Cost] = []
+    for op in where.contract.entry:
+        size = 2 * prod(op.outputs[0].layout.local_shape(where.contract.setting.rank))
+        parts += [where.build_kernel("look up", 2 * size), where.build_kernel("add up", 3 * size)]
+        parts += where.build_moves(list_moves((*op.forward, *op.backward)))
+    return join("embedding", parts)
+
+
+def _build_head(where: Circumstance) -> Cost:
+    """Final norm, head, and the loss over the rank's part of the vocabulary."""
+    norm, head = where.contract.exit
+    loss = where.contract.loss
+    logits = prod(loss.inputs[0].layout.local_shape(where.contract.setting.rank))
+    parts: list[Cost] = []
+    for direction in ("forward", "backward"):
+        parts += build_elementwise(norm, direction, where)
+        parts += where.build_moves(list_moves(getattr(norm, direction)))
+        parts.append(build_linear(head, direction, where, is_head=True))
+    parts.append(build_cost("loss", Kind.MEMORY_BOUND, estimate_loss(where.hardware, logits)))
+    return join(HEAD, [*parts, *where.build_moves(list_moves(loss.forward))])

@@ -1,0 +1,76 @@
+"""Where a block runs: what all laws are asked with."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from plait.contract.collective import Collective
+from plait.contract.model import ModelContract
+from plait.contract.step import Move
+from plait.planner.cluster import Axis, Cluster
+from plait.planner.cost import Cost, Kind, build_leaf
+from plait.planner.hardware import Hardware, Placement
+from plait.planner.laws import Estimate, estimate_collective, estimate_memory_bound
+from plait.planner.laws.collective import CollectiveKind
+from plait.planner.plan_config import PlanConfig
+from plait.sharding import Kind as Movement
+
+_KINDS: dict[Movement, CollectiveKind] = {
+    Movement.ALL_GATHER: "all_gather",
+    Movement.REDUCE_SCATTER: "reduce_scatter",
+    Movement.ALL_REDUCE: "all_reduce",
+    Movement.ALL_TO_ALL: "all_to_all",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstance:
+    """A plan on a cluster, and what one rank does by contract."""
+
+    cluster: Cluster
+    plan: PlanConfig
+    contract: ModelContract
+
+    @property
+    def hardware(self) -> Hardware:
+        """The devices."""
+        return self.cluster.hardware
+
+    @property
+    def gemm_dtype(self) -> str:
+        """In which format linears inside blocks multiply."""
+        return self.plan.precision.compute if self.plan.quantization == "none" else "float8"
+
+    def place(self, axis: Axis) -> Placement:
+        """Where the ranks of an axis lie."""
+        degree = getattr(self.plan, axis)
+        return self.hardware.topology.place(
+            degree, self.cluster.stride(axis, self.plan), num_devices=self.plan.num_devices
+        )
+
+    def estimate_move(self, collective: Collective, *, wire_share: float = 1.0) -> Estimate:
+        """How long a collective over tp takes; `wire_share` of its bytes move where they are quantized."""
+        return self._estimate(collective.kind, collective.payload_bytes * wire_share, collective.degree)
+
+    def _estimate(self, kind: Movement, payload_bytes: float, degree: int) -> Estimate:
+        return estimate_collective(self.hardware, _KINDS[kind], payload_bytes, degree, placement=self.place("tp"))
+
+    @property
+    def latency_s(self) -> float:
+        """Of the smallest message over tp."""
+        return self._estimate(Movement.ALL_GATHER, 1.0, self.plan.tp).seconds
+
+    def build_moves(self, moves: Iterable[Move]) -> list[Cost]:
+        """Collectives beside which nothing is computed."""
+        return [
+            build_cost(f"{move.collective.kind} {move.tensor}", Kind.COMMUNICATION, self.estimate_move(move.collective))
+            for move in moves
+        ]
+
+    def build_kernel(self, name: str, num_bytes: float, kernels: int = 1) -> Cost:
+        """Kernels that read and write so many bytes."""
+        return build_cost(name, Kind.MEMORY_BOUND, estimate_memory_bound(self.hardware, num_bytes, kernels=kernels))
+
+
+def build_cost(name: str, kind: Kind, estimate: Estimate, *, note: str = "") -> Cost:
+    """A law's answer as a leaf."""
+    return build_leaf(name, kind, estimate.seconds, estimate.uncertainty, estimate.constants, note=note)

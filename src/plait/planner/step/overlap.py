@@ -1,0 +1,125 @@
+"""A linear's pass with its collectives beside it: its schedule on the simulated clock, derated by what kernels reach.
+
+    t = serial - gain * (serial - simulated)
+
+The gain is one constant of the catalog, fitted on kernel contrasts. It is 0 where the GEMMs are too short or nothing
+but latency would be hidden. Nothing else is tuned: what is simulated is the program that runs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from plait.config.overlap import OverlapConfig
+from plait.planner.step.clock import time_symmetric
+from plait.schedule.costs import Costs
+from plait.schedule.program import build_program, list_methods
+from plait.schedule.step import Method
+from plait.schedule.work import Operation, Work, derive_work
+from plait.sharding import Kind, Transition
+
+_FEW_RANKS = 4
+"""With fewer ranks each owner's rows are cut in two, so that there are pieces enough to overlap."""
+
+_LATENCIES = 3.0
+"""A collective of less than so many latencies is not worth hiding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass through a linear, as the clock needs it.
+
+    Attributes:
+        gemm_s: per GEMM (forward, dgrad, wgrad), how long so many tokens of it take.
+        move_s: per tensor that moves, its collective as a whole.
+        latency_s: of the fastest small message.
+        add_row_s: adding a row to another.
+    """
+
+    operation: Operation
+    transition: Transition
+    num_rows: int
+    degree: int
+    gemm_s: Mapping[str, Callable[[int], float]]
+    move_s: Mapping[str, float]
+    latency_s: float
+    add_row_s: float
+
+    @property
+    def work(self) -> Work:
+        """What has to be computed and moved; rows are rounded up until every rank has as many."""
+        rows = -(-self.num_rows // self.degree) * self.degree
+        return derive_work(self.operation, self.transition, rows, self.degree)
+
+    @property
+    def compute_s(self) -> float:
+        """All GEMMs, whole."""
+        return sum(seconds(self.num_rows) for seconds in self.gemm_s.values())
+
+    @property
+    def serial_s(self) -> float:
+        """One after the other."""
+        return self.compute_s + sum(self.move_s.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Overlapped:
+    """How long a pass takes, by which schedule."""
+
+    seconds: float
+    simulated_s: float
+    schedule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What real kernels reach of a schedule (`Overlap` of the catalog)."""
+
+    share: float
+    least_gemm_s: float
+
+
+def time_pass(one: Pass, overlap: OverlapConfig, gain: Gain) -> Overlapped:
+    """The pass under a policy: `auto` and a free choice of method take the best, never a slower one than serial."""
+    serial = Overlapped(one.serial_s, one.serial_s, Method.NONE)
+    if overlap.policy == "disabled" or not one.move_s:
+        return serial
+    work = one.work
+    allowed = [method for method in list_methods(work) if overlap.method in ("auto", method)]
+    ways = [_time_way(one, work, method, overlap, gain) for method in allowed if _is_considered(method, overlap)]
+    if overlap.policy == "auto" or not ways:
+        ways.append(serial)
+    return min(ways, key=lambda way: way.seconds)
+
+
+def _is_considered(method: Method, overlap: OverlapConfig) -> bool:
+    """Left the choice, direct and bulk ones: on links that reach every rank at once a ring only adds hops."""
+    return method is not Method.NONE and (overlap.method != "auto" or method in (Method.DIRECT, Method.BULK))
+
+
+def _time_way(one: Pass, work: Work, method: Method, overlap: OverlapConfig, gain: Gain) -> Overlapped:
+    chunks = _choose_chunks(one, method, overlap)
+    program = build_program(work, method, chunks, one.degree // 2)
+    simulated_s = time_symmetric(program, _derive_costs(one, work))
+    is_worth_it = one.compute_s >= gain.least_gemm_s and sum(one.move_s.values()) >= _LATENCIES * one.latency_s
+    share = gain.share if is_worth_it else 0.0
+    seconds = one.serial_s - share * (one.serial_s - simulated_s)
+    return Overlapped(seconds, simulated_s, f"{method} x{chunks}" if chunks > 1 else str(method))
+
+
+def _choose_chunks(one: Pass, method: Method, overlap: OverlapConfig) -> int:
+    if method is Method.BULK:
+        return 1
+    if overlap.chunks != "auto":
+        return overlap.chunks
+    return 2 if one.degree < _FEW_RANKS else 1
+
+
+def _derive_costs(one: Pass, work: Work) -> Costs:
+    """Links on which each tensor, sent whole and alone, takes as long as its collective."""
+    row_s = {}
+    for flow in work.flows:
+        passes = 2 if flow.kind is Kind.ALL_REDUCE else 1
+        rows = passes * flow.split.size * (one.degree - 1) / one.degree
+        row_s[flow.tensor] = max(0.0, one.move_s[flow.tensor] - passes * one.latency_s) / rows
+    return Costs(one.gemm_s, row_s, latency_s=one.latency_s, bytes_per_s=1.0 if row_s else inf, add_row_s=one.add_row_s)
