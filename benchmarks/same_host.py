@@ -48,9 +48,8 @@ SETTINGS = (
     "plait:sp:shm",
     "plait:sp:shm:none",
     "plait:sp:ring",
+    "plait:sp:disabled",
     "plait:tp",
-    "plait:tp:shm",
-    "plait:tp:shm:none",
 )
 NAMES = (REFERENCE, BOUND, "manual_gloo:sp", *SETTINGS, *LIBRARIES)
 
@@ -78,7 +77,7 @@ def _small(hidden: int, heads: int, kv_heads: int, ffn: int) -> Case:
     return Case({"kind": "block", **sizes}, rounds=12, samples=4, steps=10)
 
 
-LARGE = ("plait:sp:shm:none", "plait:tp:shm:none", "plait:sp:ring", "dtensor:tp", "jax:gspmd:2proc")
+LARGE = ("plait:sp:shm:none", "plait:sp:ring", "dtensor:tp", "jax:gspmd:2proc")
 
 CASES = {
     "block-64": _small(64, 4, 2, 176),

@@ -6,12 +6,12 @@ twice as long as the same local work with nothing moved. Then, in interleaved ro
 
 * exposed: the library's collectives, and serial point to point with no more bytes than needed; the faster is the
   opponent;
-* overlapped: direct with 1, 2, 4 and 8 chunks, and what `overlap=full` chooses by itself;
+* overlapped: direct with 2, 4 and 8 chunks, and what `overlap=full` and `overlap=auto` choose by themselves;
 * the local work alone and the communication alone, of which the limit is made: the larger, and what the schedule
   exposes at its head and tail (`plait.bench.limit`).
 
 With more ranks than cores GEMMs sleep as long as a device of a given rate would compute: that is measured honestly.
-What `overlap=full` chooses there is for real GEMMs, as those are what its cost model measures.
+What they choose there is for real GEMMs, as those are what its cost model measures.
 
 Run as root: `python benchmarks/slow_link.py` (writes slow_link.json beside itself).
 """
@@ -46,9 +46,9 @@ from plait.config.overlap import OverlapConfig
 from plait.sharding import MeshShape
 
 RATIOS = (0.25, 0.5, 1.0, 2.0)
-CHUNKS = (1, 2, 4, 8)
-CHOSEN = "full transport=ring"
-"""The variant that says neither how nor in how many chunks."""
+CHUNKS = (2, 4, 8)
+CHOSEN = ("full transport=ring", "auto transport=ring")
+"""The variants that say neither how nor in how many chunks."""
 TIMEOUT_S = 600.0
 HEAD_WIDTH = 64
 _CALIBRATION_ROUNDS = 3
@@ -202,7 +202,7 @@ def list_variants(case: Case) -> list[Variant]:
         for method in case.methods
         for chunks in CHUNKS
     ]
-    configs.append(OverlapConfig(policy="full", transport="ring"))
+    configs += [OverlapConfig(policy="full", transport="ring"), OverlapConfig(policy="auto", transport="ring")]
     return [Variant(config.asked, config) for config in configs]
 
 
@@ -220,7 +220,7 @@ def calibrate(case: Case, workload: Workload) -> tuple[float, float]:
 
 def describe(comparison: Comparison) -> dict[str, Any]:
     """What is kept of a comparison."""
-    chosen = [run for run in comparison.overlapped if run.variant.name == CHOSEN]
+    chosen = [run for run in comparison.overlapped if run.variant.name in CHOSEN]
     return {
         "compute_s": Spread.of(comparison.compute_s).to_json(),
         "communication_s": comparison.limits[0].communication_s,
@@ -229,7 +229,9 @@ def describe(comparison: Comparison) -> dict[str, Any]:
         "best_exposed": comparison.best_exposed.variant.name,
         "overlapped": {run.variant.name: describe_overlapped(comparison, run) for run in comparison.overlapped},
         "best": comparison.best_overlapped.variant.name,
-        "chosen_runs": [f"{line.operation}: {line.choice.way}" for run in chosen for line in run.receipt.lines],
+        "chosen_runs": {
+            run.variant.name: [f"{line.operation}: {line.choice.way}" for line in run.receipt.lines] for run in chosen
+        },
     }
 
 
@@ -260,8 +262,8 @@ def print_result(name: str, result: Mapping[str, Any]) -> None:
                 f"of schedule {each['fraction_of_schedule']['median']:.3f}, of max "
                 f"{each['limit']['max_s'] / each['time_s']['median']:.3f}, waits {each['exposed_s']:.3f}"
             )
-        if entry["chosen_runs"]:
-            print(f"  {CHOSEN}: {'; '.join(entry['chosen_runs'])}")
+        for variant, ways in entry["chosen_runs"].items():
+            print(f"  {variant}: {'; '.join(ways)}")
 
 
 if __name__ == "__main__":

@@ -102,6 +102,15 @@ def compare(
         ConfigError: a variant that was asked for runs the same as one without overlap.
     """
     torch.set_flush_denormal(True)  # with nothing moved, GEMMs read whatever is in memory
+    try:
+        return _compare(workload, asked, tp, rounds, draws, replace)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _compare(
+    workload: Workload, asked: Sequence[Variant], tp: int, rounds: int, draws: bool, replace: Replace | None
+) -> Comparison:
     exposed = [Step(workload, variant, tp) for variant in (LIBRARY, POINT_TO_POINT)]
     overlapped = [Step(workload, variant, tp) for variant in asked]
     steps = [*exposed, *overlapped, Step(workload, COMPUTE, tp)]
