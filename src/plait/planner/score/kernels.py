@@ -95,8 +95,12 @@ def _time_gemm(row: Row, hardware: Hardware, dtype: str, shape: tuple[int, int, 
     return estimate_gemm(hardware, *shape, dtype=dtype, regime=regime)
 
 
+def _read_op(row: Row) -> str:
+    return str(row.parallel.get("op") or "").lower().replace("-", "_")
+
+
 def _read_collective(row: Row) -> tuple[CollectiveKind, int, int]:
-    op = str(row.parallel.get("op") or "").lower().replace("-", "_").replace("allreduce", "all_reduce")
+    op = _read_op(row).removesuffix("_nvls").removesuffix("_ring")
     if op not in _OPS:
         raise NotCovered(f"collective {op!r} has no law")
     if row.num_devices is None or row.num_devices < 2:
@@ -108,7 +112,9 @@ def _time_collective(row: Row, hardware: Hardware) -> Estimate:
     """Tables for inference servers are launched from graphs, tests of NCCL by the host."""
     kind, size, degree = _read_collective(row)
     launch: Launch = "graph" if "aiconfigurator" in row.text or "graph" in row.text else "host"
-    multicast = not any(word in row.text for word in ("nvls off", "nonvls", "no nvls"))
+    multicast = not any(word in row.text for word in ("nvls off", "nonvls", "no nvls")) and not _read_op(row).endswith(
+        "_ring"
+    )
     return estimate_collective(hardware, kind, size, degree, launch=launch, multicast=multicast)
 
 

@@ -63,6 +63,8 @@ def parse_overlap(row: Row, software: Software) -> OverlapConfig:
 def parse_recompute(row: Row) -> Recompute:
     """What is computed again; a row that does not say computes nothing again."""
     text = str(row.parallel.get("recompute") or "none").lower()
+    if "per-op" in text or "per op" in text:
+        raise NotCovered("recompute of every other operation is not planned, only of attention cores or whole blocks")
     known: tuple[Recompute, ...] = ("none", "selective", "full")
     for each in known:
         if each in text:
@@ -87,3 +89,11 @@ def parse_quantization(row: Row) -> Quantization:
     if "row" in text:
         return "fp8_rowwise"
     return "fp8_currentscaling" if "tensor" in text or "current" in text else "fp8_delayedscaling"
+
+
+def check_kernels(row: Row) -> None:
+    """Raise where a row's time is that of kernels which no law of the catalog is of."""
+    if "deterministic" in row.text:
+        raise NotCovered("deterministic kernels (attention backward above all) have no law: theirs are slower")
+    if parse_quantization(row) == "fp8_rowwise":
+        raise NotCovered("GEMMs with rowwise scales have no law: the catalog's float8 is tensorwise")

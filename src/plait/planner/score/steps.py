@@ -9,6 +9,7 @@ from plait.contract.step import sum_flops
 from plait.planner.planned import count_parameters, derive_planned_model, is_attention
 from plait.planner.prediction import Prediction
 from plait.planner.score.row import NotCovered, Row
+from plait.planner.score.software import check_kernels
 from plait.planner.score.subject import Subject, build_subject
 from plait.planner.step.block import Layers, build_layers
 
@@ -27,6 +28,11 @@ class Answer:
     base: float
 
 
+def _build_timed(row: Row) -> Subject:
+    check_kernels(row)
+    return build_subject(row)
+
+
 def read_seconds(row: Row) -> float:
     """What one of the row's unit is in seconds.
 
@@ -41,14 +47,14 @@ def read_seconds(row: Row) -> float:
 
 def answer_iteration_time(row: Row) -> Answer:
     """Seconds of a step."""
-    subject, scale = build_subject(row), read_seconds(row)
+    subject, scale = _build_timed(row), read_seconds(row)
     prediction = subject.predict()
     return Answer(prediction.step_s / scale, _count_null_flops(subject) / _count_peak(prediction) / scale)
 
 
 def answer_tokens_per_s(row: Row) -> Answer:
     """Tokens of a second on one device."""
-    subject = build_subject(row)
+    subject = _build_timed(row)
     prediction = subject.predict()
     tokens = subject.global_batch * subject.seq_len / subject.plan.num_devices
     null_s = _count_null_flops(subject) / _count_peak(prediction)
@@ -57,7 +63,7 @@ def answer_tokens_per_s(row: Row) -> Answer:
 
 def answer_mfu(row: Row) -> Answer:
     """Model FLOPs of the datasheet's rate, in percent; published formulas count attention as if nothing were masked."""
-    subject = build_subject(row)
+    subject = _build_timed(row)
     prediction = subject.predict()
     share = _count_flops(subject, recomputes=False) / (prediction.step_s * _count_peak(prediction))
     return Answer(100 * share if "%" in row.unit else share, 1.0)
@@ -65,12 +71,12 @@ def answer_mfu(row: Row) -> Answer:
 
 def answer_hw_tflops(row: Row) -> Answer:
     """TFLOP/s of a device with what is computed again."""
-    return _answer_tflops(build_subject(row), recomputes=True)
+    return _answer_tflops(_build_timed(row), recomputes=True)
 
 
 def answer_model_tflops(row: Row) -> Answer:
     """TFLOP/s of a device without what is computed again."""
-    return _answer_tflops(build_subject(row), recomputes=False)
+    return _answer_tflops(_build_timed(row), recomputes=False)
 
 
 def _answer_tflops(subject: Subject, *, recomputes: bool) -> Answer:
@@ -81,7 +87,7 @@ def _answer_tflops(subject: Subject, *, recomputes: bool) -> Answer:
 
 def answer_layer_time(row: Row) -> Answer:
     """One block, forward or backward with what is computed again."""
-    subject, scale = build_subject(row), read_seconds(row)
+    subject, scale = _build_timed(row), read_seconds(row)
     layers = _build_layers(subject)
     word = f"{row.measure or ''} {row.notes} {row.id}".lower()
     name = next((name for name in ("fwd", "bwd", "forward", "backward") if name in word), None)
@@ -98,7 +104,7 @@ def answer_layer_time(row: Row) -> Answer:
 
 def answer_overlap_speedup(row: Row) -> Answer:
     """How much faster a step or a forward is with tp collectives overlapped than without; 1 is the same."""
-    subject = build_subject(row)
+    subject = _build_timed(row)
     measure: Callable[[Subject], float] = _time_forward if "forward" in row.unit else _time_step
     with_overlap, without = (
         replace(subject, plan=replace(subject.plan, overlap=OverlapConfig(policy=policy)))

@@ -1,9 +1,10 @@
 """A linear's pass with its collectives beside it: its schedule on the simulated clock, derated by what kernels reach.
 
-    t = serial - gain * (serial - simulated)
+    t = serial - min(gain * (serial - simulated), communication - 3 latencies)
 
-The gain is one constant of the catalog, fitted on kernel contrasts. It is 0 where the GEMMs are too short or nothing
-but latency would be hidden. Nothing else is tuned: what is simulated is the program that runs.
+The gain is one constant of the catalog, fitted on kernel contrasts. Three latencies of the links are never hidden, so
+that of a small collective nothing is; and nothing is gained where sums are to be hidden by GEMMs that are too short
+(measured: slower than serial). Nothing else is tuned: what is simulated is the program that runs.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ _FEW_RANKS = 4
 """With fewer ranks each owner's rows are cut in two, so that there are pieces enough to overlap."""
 
 _LATENCIES = 3.0
-"""A collective of less than so many latencies is not worth hiding."""
+"""So many latencies of the links stay exposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,12 @@ def _time_way(one: Pass, work: Work, method: Method, overlap: OverlapConfig, gai
     chunks = _choose_chunks(one, method, overlap)
     program = build_program(work, method, chunks, one.degree // 2)
     simulated_s = time_symmetric(program, _derive_costs(one, work))
-    is_worth_it = one.compute_s >= gain.least_gemm_s and sum(one.move_s.values()) >= _LATENCIES * one.latency_s
-    share = gain.share if is_worth_it else 0.0
-    seconds = one.serial_s - share * (one.serial_s - simulated_s)
-    return Overlapped(seconds, simulated_s, f"{method} x{chunks}" if chunks > 1 else str(method))
+    is_too_short = work.reduce is not None and one.compute_s < gain.least_gemm_s
+    hidden_s = 0.0 if is_too_short else gain.share * (one.serial_s - simulated_s)
+    most_s = max(0.0, sum(one.move_s.values()) - _LATENCIES * one.latency_s)
+    return Overlapped(
+        one.serial_s - min(hidden_s, most_s), simulated_s, f"{method} x{chunks}" if chunks > 1 else str(method)
+    )
 
 
 def _choose_chunks(one: Pass, method: Method, overlap: OverlapConfig) -> int:
