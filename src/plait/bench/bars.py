@@ -1,52 +1,15 @@
-"""Bars of a timeline, measured or simulated: what each rank did when, computing and moving on tracks of their own."""
+"""From what ranks saw, or a simulated clock, to the bars of a chart."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from plait.bench.recorder import Taken
 from plait.bench.watched_link import Direction, Transfer
+from plait.schedule.chart import TRACKS, Bar, BarTrack, Chart
 from plait.schedule.pair import find_gemm
 from plait.schedule.step import Add, Collect, Message, Multiply, Step, Wait
 from plait.schedule.timeline import Timeline, Track
-
-BarTrack = Literal["compute", "send", "recv"]
-TRACKS: tuple[BarTrack, ...] = ("compute", "send", "recv")
-
-
-@dataclass(frozen=True)
-class Bar:
-    """Something that took time on one track of one rank.
-
-    Attributes:
-        kind: forward, dgrad, wgrad, add or other for computing; gather, reduce, collective or wait for moving.
-    """
-
-    rank: int
-    track: BarTrack
-    kind: str
-    name: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Chart:
-    """One run as bars, from time 0."""
-
-    title: str
-    bars: tuple[Bar, ...]
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks that anything is known of."""
-        return 1 + max((bar.rank for bar in self.bars), default=-1)
-
-    @property
-    def duration_s(self) -> float:
-        """When the last bar ends."""
-        return max((bar.end_s for bar in self.bars), default=0.0)
 
 
 @dataclass(frozen=True)

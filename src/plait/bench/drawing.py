@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plait.bench.bars import Bar, Chart
 from plait.errors import ConfigError
+from plait.schedule.chart import Bar, Chart
 from plait.units import format_seconds
 
 COLORS = {

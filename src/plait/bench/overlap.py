@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from plait.bench.bars import Chart, RankView, Seen, build_measured_chart, build_simulated_chart
+from plait.bench.bars import RankView, Seen, build_measured_chart, build_simulated_chart
 from plait.bench.limit import Limit, Movement, derive_limit
 from plait.bench.recorder import Recorder, Replace
 from plait.bench.rounds import Spread, find_most, find_ratio, meet, time_rounds, warm_up
@@ -18,6 +18,7 @@ from plait.comm.agree import share_over
 from plait.comm.mesh import Axis
 from plait.overlap.receipt import Receipt, check_comparable
 from plait.overlap.transport.ring import RingTransport
+from plait.schedule.chart import Chart
 
 COMMUNICATION = "communication only"
 

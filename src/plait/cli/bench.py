@@ -11,12 +11,10 @@ import click
 import torch
 from rich.console import Console
 
-from plait.bench.bars import Chart
 from plait.bench.drawing import check_can_draw, save_timeline
 from plait.bench.machine import describe_machine
 from plait.bench.overlap import compare
 from plait.bench.report import build_report, describe_comparison
-from plait.bench.trace_file import build_trace
 from plait.bench.variant import Variant
 from plait.bench.workload import WHATS, What, build_workload
 from plait.cli.arguments import json_option, overrides_argument, source_argument
@@ -25,6 +23,8 @@ from plait.comm.launch import LocalRanks, init_from_environment
 from plait.config.load import load_run_config
 from plait.config.run import RunConfig
 from plait.errors import ConfigError
+from plait.schedule.chart import Chart
+from plait.schedule.trace_file import build_trace
 
 _DEFAULTS = ("precision.compute=float32", "parallel.dp=1")
 

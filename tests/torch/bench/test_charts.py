@@ -6,16 +6,17 @@ from xml.etree import ElementTree
 import pytest
 
 from plait.bench import drawing
-from plait.bench.bars import Bar, Chart, RankView, Seen, build_measured_chart, build_simulated_chart
+from plait.bench.bars import RankView, Seen, build_measured_chart, build_simulated_chart
 from plait.bench.drawing import check_can_draw, save_timeline
 from plait.bench.recorder import Taken
-from plait.bench.trace_file import TRACK_NAMES, build_trace
 from plait.errors import ConfigError
+from plait.schedule.chart import Bar, Chart
 from plait.schedule.costs import Costs
 from plait.schedule.piece import Piece
 from plait.schedule.program import build_program
 from plait.schedule.simulate import simulate
 from plait.schedule.step import Add, Collect, Content, Message, Method, Multiply, Wait
+from plait.schedule.trace_file import TRACK_NAMES, build_trace
 from plait.schedule.work import derive_column_forward
 from plait.sharding import Interval, Replicate, Shard, derive_transition
 

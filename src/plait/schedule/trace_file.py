@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from plait.bench.bars import TRACKS, BarTrack, Chart
+from plait.schedule.chart import TRACKS, BarTrack, Chart
 
 TRACK_NAMES: dict[BarTrack, str] = {
     "compute": "compute",
