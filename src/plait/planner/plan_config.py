@@ -1,6 +1,6 @@
 """What a plan decides: degrees, recompute, overlap, precision, and who keeps which part of the optimizer state."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from plait.config.overlap import OverlapConfig
@@ -87,3 +87,11 @@ class PlanConfig:
     def num_micro_batches(self, global_batch: int) -> int:
         """Forwards and backwards of each data-parallel rank in one step; the batch must divide."""
         return global_batch // (self.dp * self.micro_batch)
+
+
+def keep_layer_axes(plan: PlanConfig) -> PlanConfig:
+    """The plan as one layer sees it: without what only pipeline, data parallelism and optimizer depend on."""
+    return replace(
+        plan, pp=1, interleave=1, dp_replicate=1, dp_shard=1, sharded="nothing", gradient_dtype="float32",
+        overlaps_gradients=True, overlaps_sends=True,
+    )  # fmt: skip

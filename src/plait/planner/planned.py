@@ -7,7 +7,8 @@ scores are kept without dropout; what the planner adds for them is here and in `
     fp8   linears keep their inputs in one byte an element
 """
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from math import prod
 
 from plait.config.model import GptConfig, ModelConfig
 from plait.contract.model import ModelContract, derive_model
@@ -18,7 +19,36 @@ from plait.errors import ConfigError
 from plait.planner.plan_config import PlanConfig
 
 
-def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int) -> ModelContract:
+class PlannedModel(ModelContract):
+    """A contract whose totals are counted once, as a search asks for them again and again."""
+
+    @cached_property
+    def block_parameters(self) -> int:
+        """Elements that the rank holds of a block."""
+        return _count_parameters(self.block)
+
+    @cached_property
+    def entry_parameters(self) -> int:
+        """Of what comes before the blocks."""
+        return _count_parameters(self.entry)
+
+    @cached_property
+    def exit_parameters(self) -> int:
+        """Of what comes behind them; a tied table too."""
+        return _count_parameters(self.exit)
+
+    @cached_property
+    def both_ends_parameters(self) -> int:
+        """Of both, a tied table once."""
+        return _count_parameters((*self.entry, *self.exit))
+
+    @cached_property
+    def num_logits(self) -> int:
+        """Elements of the rank's logits."""
+        return prod(self.loss.inputs[0].layout.local_shape(self.setting.rank))
+
+
+def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int) -> PlannedModel:
     """What tp rank 0, which has most where a cut is uneven, does for one micro-batch.
 
     Raises:
@@ -39,8 +69,8 @@ def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int) -> 
 
 
 @lru_cache(maxsize=1024)
-def _derive(model: ModelConfig, setting: Setting, fused_attention: bool) -> ModelContract:
-    return derive_model(_fuse(model) if fused_attention else model, setting)
+def _derive(model: ModelConfig, setting: Setting, fused_attention: bool) -> PlannedModel:
+    return PlannedModel(**vars(derive_model(_fuse(model) if fused_attention else model, setting)))
 
 
 @lru_cache(maxsize=64)
@@ -61,7 +91,6 @@ def is_attention(op: Op) -> bool:
     return bool(not op.parameters and list_gemms(op.forward))
 
 
-def count_parameters(ops: tuple[Op, ...]) -> int:
-    """Elements that the rank holds of the parameters of `ops`, a tied one once."""
+def _count_parameters(ops: tuple[Op, ...]) -> int:
     held = {parameter.ownership.name: parameter for op in ops for parameter in op.parameters}
     return sum(parameter.layout.local_numel(0) for parameter in held.values())

@@ -3,18 +3,15 @@
 from functools import lru_cache
 
 from plait.config.model import ModelConfig
-from plait.contract.model import ModelContract
-from plait.contract.step import list_gemms, sum_flops
+from plait.contract.step import sum_flops
 from plait.errors import ConfigError
-from plait.planner.assumed import CONSTANTS
 from plait.planner.cluster import Cluster
-from plait.planner.cost import COMPUTE, Cost, Kind, join
-from plait.planner.hardware import Constant
+from plait.planner.cost import Cost, join
 from plait.planner.memory.peak import predict_memory
 from plait.planner.memory.static import count_stage_parameters
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import derive_planned_model, is_attention
-from plait.planner.prediction import Binding, Memory, Prediction, Verdict
+from plait.planner.prediction import Prediction
 from plait.planner.stages import ENDS_AS_BLOCKS, derive_stages
 from plait.planner.step.block import build_layers
 from plait.planner.step.circumstance import Circumstance
@@ -40,8 +37,6 @@ def predict(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_len: 
         model, cluster, plan, seq_len, global_batch, step, memory,
         model_flops=derive_model_flops(model, seq_len) * global_batch,
         peak_flops_per_s=cluster.hardware.peak(dtype).value,
-        binding=derive_binding(step, memory),
-        constants=_look_up(cluster, step),
         weak=_list_weak(cluster, plan),
     )  # fmt: skip
 
@@ -72,18 +67,18 @@ def check_plan(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_le
         raise ConfigError.from_problems("plan", problems)
 
 
+@lru_cache(maxsize=1024)
 def derive_model_flops(model: ModelConfig, seq_len: int) -> float:
     """Of one sequence, forward and backward without recompute, read from the contract; causal attention needs half."""
     contract = derive_planned_model(model, PlanConfig(), seq_len)
-    linear = sum(sum_flops((*op.forward, *op.backward)) for op in contract.ops if not is_attention(op))
-    cores = [op for op in contract.block if is_attention(op)]
-    attention = sum(gemm.flops for op in cores for gemm in list_gemms((*op.forward, *op.backward)))
-    return linear + model.num_layers * attention / 2
+    ends = sum(sum_flops((*op.forward, *op.backward)) for op in (*contract.entry, *contract.exit))
+    block = sum(sum_flops((*op.forward, *op.backward)) * (0.5 if is_attention(op) else 1.0) for op in contract.block)
+    return ends + model.num_layers * block
 
 
 @lru_cache(maxsize=4096)
 def _build_step(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len: int, num_micro_batches: int) -> Cost:
-    contract: ModelContract = derive_planned_model(model, plan, seq_len)
+    contract = derive_planned_model(model, plan, seq_len)
     where = Circumstance(cluster, plan, contract)
     layers = build_layers(model, cluster, plan, seq_len)
     stages = derive_stages(model.num_layers, plan.pp, plan.interleave, num_micro_batches)
@@ -97,29 +92,6 @@ def _build_step(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len:
             build_optimizer(where, num_parameters),
         ],
     )
-
-
-def derive_binding(step: Cost, memory: Memory) -> Binding:
-    """Memory if it does not fit, else the largest share that more of something would shorten."""
-    if memory.verdict is Verdict.DOES_NOT_FIT:
-        share = memory.total_bytes / memory.capacity_bytes
-        return Binding("memory", share, f"the worst rank lacks {-memory.margin_bytes / 1e9:.1f} GB")
-    by_kind = step.sum_by_kind()
-    terms = {
-        "compute": sum(by_kind[kind] for kind in COMPUTE if kind is not Kind.MEMORY_BOUND),
-        "memory bandwidth": by_kind[Kind.MEMORY_BOUND] + by_kind[Kind.OPTIMIZER],
-        "tensor and pipeline communication": by_kind[Kind.COMMUNICATION],
-        "pipeline bubble": by_kind[Kind.BUBBLE],
-        "data-parallel communication": by_kind[Kind.DATA_PARALLEL],
-    }
-    term = max(terms, key=lambda name: terms[name])
-    share = terms[term] / step.seconds
-    return Binding(term, share, f"{share:.0%} of the step")
-
-
-def _look_up(cluster: Cluster, step: Cost) -> tuple[Constant, ...]:
-    known = cluster.hardware.constants
-    return (*(known[name] for name in step.list_constants() if name in known), *CONSTANTS)
 
 
 def _list_weak(cluster: Cluster, plan: PlanConfig) -> tuple[str, ...]:

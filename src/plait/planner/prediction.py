@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plait.config.model import ModelConfig
+from plait.planner.assumed import CONSTANTS
 from plait.planner.cluster import Cluster
 from plait.planner.cost import COMPUTE, Cost, Kind
 from plait.planner.hardware.constant import Constant
 from plait.planner.plan_config import PlanConfig
+from plait.units import format_bytes
 
 
 class Verdict(StrEnum):
@@ -78,7 +80,7 @@ class Binding:
     """What would have to be better for the step to be shorter.
 
     Attributes:
-        term: `compute`, `communication`, `bubble`, ..., or `memory` where the plan does not fit.
+        term: `compute`, `memory bandwidth`, `pipeline bubble`, ..., or `memory` where the plan does not fit.
         share: of the step, or of the capacity.
     """
 
@@ -94,7 +96,6 @@ class Prediction:
     Attributes:
         step: the tree of costs of one optimizer step.
         model_flops: FLOPs of one step on all devices that a model without recompute needs (causal attention: half).
-        constants: everything that the prediction depends on, with its provenance.
         weak: why this prediction deserves less trust than its interval says, if it does.
     """
 
@@ -107,14 +108,30 @@ class Prediction:
     memory: Memory
     model_flops: float
     peak_flops_per_s: float
-    binding: Binding
-    constants: tuple[Constant, ...]
     weak: tuple[str, ...] = ()
 
     @property
     def step_s(self) -> float:
         """Seconds of one optimizer step."""
         return self.step.seconds
+
+    @property
+    def binding(self) -> Binding:
+        """Memory if it does not fit, else what most of the step is spent on."""
+        if self.memory.verdict is Verdict.DOES_NOT_FIT:
+            share = self.memory.total_bytes / self.memory.capacity_bytes
+            return Binding("memory", share, f"the worst rank lacks {format_bytes(-self.memory.margin_bytes)}")
+        by_kind = self.step.sum_by_kind()
+        seconds = {term: sum(by_kind[kind] for kind in kinds) for term, kinds in _TERMS.items()}
+        term = max(seconds, key=lambda name: seconds[name])
+        share = seconds[term] / self.step_s
+        return Binding(term, share, f"{share:.0%} of the step")
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """Everything that the prediction depends on, with its provenance."""
+        known = self.cluster.hardware.constants
+        return (*(known[name] for name in self.step.list_constants() if name in known), *CONSTANTS)
 
     @property
     def interval_s(self) -> tuple[float, float]:
@@ -167,6 +184,14 @@ class Prediction:
         """Final norm, head and loss, all micro-batches, forward and backward; part of compute and communication."""
         return sum(node.seconds * times for node, times in self.step.walk() if node.name == HEAD)
 
+
+_TERMS: dict[str, tuple[Kind, ...]] = {
+    "compute": (Kind.GEMM, Kind.ATTENTION),
+    "memory bandwidth": (Kind.MEMORY_BOUND, Kind.OPTIMIZER),
+    "communication of tp, cp and pp": (Kind.COMMUNICATION,),
+    "pipeline bubble": (Kind.BUBBLE,),
+    "communication of dp": (Kind.DATA_PARALLEL,),
+}
 
 HEAD = "head"
 """The name of the nodes that hold norm, head and loss."""

@@ -1,9 +1,8 @@
 """Parameters, gradients and optimizer state: what is there between steps."""
 
-from plait.contract.model import ModelContract
 from plait.dtype import width_bytes
 from plait.planner.plan_config import PlanConfig
-from plait.planner.planned import count_parameters
+from plait.planner.planned import PlannedModel
 from plait.planner.prediction import MemoryPart
 from plait.planner.stages import Stage
 
@@ -11,13 +10,16 @@ _MOMENTS_BYTES = 8
 _MASTER_BYTES = 4
 
 
-def count_stage_parameters(contract: ModelContract, stage: Stage) -> int:
+def count_stage_parameters(contract: PlannedModel, stage: Stage) -> int:
     """Elements of the parameters of a stage; a tied table is on both ends of a pipeline."""
-    ends = (*(contract.entry if stage.is_first else ()), *(contract.exit if stage.is_last else ()))
-    return stage.num_layers * count_parameters(contract.block) + count_parameters(ends)
+    if stage.is_first and stage.is_last:
+        ends = contract.both_ends_parameters
+    else:
+        ends = contract.entry_parameters * stage.is_first + contract.exit_parameters * stage.is_last
+    return stage.num_layers * contract.block_parameters + ends
 
 
-def derive_static(contract: ModelContract, plan: PlanConfig, stage: Stage) -> dict[MemoryPart, float]:
+def derive_static(contract: PlannedModel, plan: PlanConfig, stage: Stage) -> dict[MemoryPart, float]:
     """Bytes by part; weights of another format than float32 have a float32 master beside them."""
     numel, shards = count_stage_parameters(contract, stage), plan.sharding_degree
     master = 0 if plan.precision.compute == "float32" else _MASTER_BYTES
@@ -30,14 +32,14 @@ def derive_static(contract: ModelContract, plan: PlanConfig, stage: Stage) -> di
     }
 
 
-def derive_gathered_bytes(contract: ModelContract, plan: PlanConfig, stage: Stage) -> float:
+def derive_gathered_bytes(contract: PlannedModel, plan: PlanConfig, stage: Stage) -> float:
     """What is whole for a moment of what is cut.
 
     Parameters of two blocks, one computed and one on its way, and gradients of one before they are summed and cut.
     """
     if plan.sharding_degree == 1 or not _cuts(plan, "gradients"):
         return 0.0
-    numel = count_parameters(contract.block)
+    numel = contract.block_parameters
     gathered = min(2, stage.num_layers) * numel * width_bytes(plan.precision.compute)
     return numel * width_bytes(plan.gradient_dtype) + (gathered if _cuts(plan, "parameters") else 0)
 

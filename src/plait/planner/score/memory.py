@@ -3,7 +3,7 @@
 import re
 
 from plait.planner.memory.static import derive_static
-from plait.planner.planned import count_parameters, derive_planned_model
+from plait.planner.planned import derive_planned_model
 from plait.planner.prediction import MemoryPart
 from plait.planner.score.row import NotCovered, Row
 from plait.planner.score.steps import Answer
@@ -38,7 +38,7 @@ def answer_static_memory(row: Row) -> Answer:
     contract = derive_planned_model(model, plan, subject.seq_len)
     stages = derive_stages(model.num_layers, plan.pp, plan.interleave, plan.num_micro_batches(subject.global_batch))
     if formula := re.search(r"(\d+) ?B/param", row.notes):
-        most = max(stage.num_layers for stage in stages) * count_parameters(contract.block)
+        most = max(stage.num_layers for stage in stages) * contract.block_parameters
         return Answer(int(formula[1]) * most / scale, _count_base(subject))
     worst = max(sum(derive_static(contract, plan, stage).values()) for stage in stages)
     return Answer(worst / scale, _count_base(subject))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from plait.config.overlap import OverlapConfig
 from plait.contract.step import sum_flops
-from plait.planner.planned import count_parameters, derive_planned_model, is_attention
+from plait.planner.planned import derive_planned_model, is_attention
 from plait.planner.prediction import Prediction
 from plait.planner.score.row import NotCovered, Row
 from plait.planner.score.software import check_kernels
@@ -97,7 +97,7 @@ def answer_layer_time(row: Row) -> Answer:
     seconds = layers.backward.seconds if backward else layers.forward.seconds
     passes = 4 + 2 * (subject.plan.recompute == "full") if backward else 2
     contract = derive_planned_model(subject.model, subject.plan, subject.seq_len)
-    flops = passes * count_parameters(contract.block) * contract.setting.num_tokens
+    flops = passes * contract.block_parameters * contract.setting.num_tokens
     peak = subject.cluster.hardware.peak(subject.plan.precision.compute).value
     return Answer(seconds / scale, flops / peak / scale)
 

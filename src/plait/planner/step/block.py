@@ -10,7 +10,7 @@ from plait.contract.step import list_moves
 from plait.planner.cluster import Cluster
 from plait.planner.cost import Cost, Kind, join
 from plait.planner.laws import estimate_loss
-from plait.planner.plan_config import PlanConfig
+from plait.planner.plan_config import PlanConfig, keep_layer_axes
 from plait.planner.planned import derive_planned_model, is_attention, is_linear
 from plait.planner.prediction import HEAD
 from plait.planner.step.attention import build_attention
@@ -36,14 +36,13 @@ class Layers:
 
 def build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len: int) -> Layers:
     """The layers of a plan; what does not change them (pp, dp and what follows from them) does not build them anew."""
-    # Which devices are neighbours depends on the degrees inside of tp and cp, and on whether the job fits a domain.
+    # What tp and cp see of the rest: whether the job fits in a domain, and which axes lie between their ranks.
     domain = int(cluster.hardware.topology.domain_size.value)
-    is_small = plan.num_devices <= domain
-    outer = 1 if is_small else 2 * domain
     plain = replace(
-        plan, pp=1, interleave=1, dp_shard=1 if cluster.order[:2] == ("tp", "cp") else plan.dp_shard,
-        dp_replicate=outer, sharded="nothing", gradient_dtype="float32", overlaps_gradients=True, overlaps_sends=True,
-    )  # fmt: skip
+        keep_layer_axes(plan),
+        dp_shard=1 if cluster.order[:2] == ("tp", "cp") else plan.dp_shard,
+        dp_replicate=1 if plan.num_devices <= domain else 2 * domain,
+    )
     return _build_layers(model, replace(cluster, num_devices=0), plain, seq_len)
 
 
