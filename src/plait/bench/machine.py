@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from plait.overlap.machine import name_processor
+from plait.overlap.machine.key import name_processor
 
 
 def describe_machine() -> dict[str, Any]:

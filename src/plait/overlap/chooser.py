@@ -17,9 +17,9 @@ from plait.overlap.execute import (
     Rows,
 )
 from plait.overlap.fused import can_fuse, find_obstacle
+from plait.overlap.machine.probe import find_rates
+from plait.overlap.machine.rates import Rates
 from plait.overlap.predict import Before
-from plait.overlap.probe import find_rates
-from plait.overlap.rates import Rates
 from plait.overlap.receipt import Line, Receipt
 from plait.overlap.select import check_transport, choose, needs_rates
 from plait.overlap.site import Pass

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from plait.overlap.choice import LIBRARY, Way
-from plait.overlap.rates import Rates
+from plait.overlap.machine.rates import Rates
 from plait.overlap.site import Site
 from plait.schedule.costs import Costs, estimate_collective_s
 from plait.schedule.pair import Half, build_pair, join_costs, join_pair

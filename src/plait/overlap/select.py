@@ -7,8 +7,8 @@ from functools import partial
 from plait.config.overlap import OverlapConfig
 from plait.errors import ConfigError
 from plait.overlap.choice import FUSED, LIBRARY, Choice, Way
+from plait.overlap.machine.rates import Rates
 from plait.overlap.predict import Before, Prediction, predict
-from plait.overlap.rates import Rates
 from plait.overlap.site import Site
 from plait.schedule.program import list_methods
 from plait.schedule.step import Method

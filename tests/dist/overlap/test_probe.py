@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import plait.overlap.probe as module
+import plait.overlap.machine.probe as module
 from plait.comm import trace
 from plait.comm.mesh import build_mesh
-from plait.overlap.probe import find_rates
-from plait.overlap.rates import Rates
+from plait.overlap.machine.probe import find_rates
+from plait.overlap.machine.rates import Rates
 from plait.overlap.transport.base import Transport
 from plait.overlap.transport.library import LibraryTransport
 from plait.overlap.transport.ring import RingTransport

@@ -9,7 +9,7 @@ from plait.errors import ConfigError
 from plait.overlap import chooser
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Addends
-from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
+from plait.overlap.machine.rates import GemmRates, LibraryRates, LinkRates, Rates
 from plait.overlap.site import Pass, Site
 from plait.schedule.work import Operation
 from plait.sharding import Interval, MeshShape, Partial, Shard, derive_transition

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from plait.overlap import cache
-from plait.overlap.cache import MAX_AGE_S, cache_folder, load_rates, rates_path, save_rates
-from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
+from plait.overlap.machine import cache
+from plait.overlap.machine.cache import MAX_AGE_S, cache_folder, load_rates, rates_path, save_rates
+from plait.overlap.machine.rates import GemmRates, LibraryRates, LinkRates, Rates
 
 KEY: dict[str, Any] = {"hosts": ["here"], "num_ranks": 2, "torch": "2.13.0", "transports": ["library", "ring"]}
 RATES = Rates(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from plait.config import OverlapConfig
 from plait.errors import ConfigError
 from plait.overlap.choice import LIBRARY, Choice, Way
+from plait.overlap.machine.rates import GemmRates, LibraryRates, LinkRates, Rates
 from plait.overlap.predict import predict
-from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
 from plait.overlap.select import check_transport, choose, needs_rates
 from plait.overlap.site import Site
 from plait.schedule.program import build_program

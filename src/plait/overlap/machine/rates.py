@@ -1,4 +1,4 @@
-"""What computing and moving cost on one machine, as measured by `plait.overlap.probe`."""
+"""What computing and moving cost on one machine, as measured by `plait.overlap.machine.probe`."""
 
 from dataclasses import asdict, dataclass
 from math import isfinite

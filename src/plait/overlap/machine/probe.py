@@ -16,11 +16,11 @@ from torch import Tensor
 from plait.comm import collectives, trace
 from plait.comm.agree import share_over
 from plait.comm.mesh import Axis
-from plait.overlap.cache import cache_folder, load_rates, save_rates
 from plait.overlap.choice import LIBRARY
 from plait.overlap.execute import Addends, Rows, execute
-from plait.overlap.machine import build_key, count_cores, name_host
-from plait.overlap.rates import GemmRates, LibraryRates, LinkRates, Rates
+from plait.overlap.machine.cache import cache_folder, load_rates, save_rates
+from plait.overlap.machine.key import build_key, count_cores, name_host
+from plait.overlap.machine.rates import GemmRates, LibraryRates, LinkRates, Rates
 from plait.overlap.transport.base import Transport
 from plait.schedule.program import build_program
 from plait.schedule.step import Flow, Method

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from plait.comm.mesh import Axis
-from plait.overlap.cache import Key
+from plait.overlap.machine.cache import Key
 
 
 def build_key(

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from plait.overlap.rates import Rates
+from plait.overlap.machine.rates import Rates
 
 MAX_AGE_S = 7 * 86400.0
 """Rates that are older are measured again: drivers, cables and neighbours change."""

@@ -1,0 +1,1 @@
+"""What computing and moving cost on this machine: measured once, and kept."""
