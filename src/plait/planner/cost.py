@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isclose
 
+from plait.contract.collective import Collective
+
 
 class Kind(StrEnum):
     """What time is spent on; a leaf has one, and a chart has one colour for each."""
@@ -35,6 +37,7 @@ class Cost:
         efficiency: of a GEMM the share of the peak rate, of a collective that of the link.
         constants: names of the catalog's constants it depends on, to look their provenance up.
         note: a few words on what it is: a shape, a schedule, a reason.
+        collectives: what moves, as the contract promises it.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Cost:
     note: str = ""
     parts: tuple["Cost", ...] = ()
     times: float = 1.0
+    collectives: tuple[Collective, ...] = ()
 
     @property
     def exposed_s(self) -> float:
@@ -87,6 +91,18 @@ class Cost:
     def with_efficiency(self, efficiency: float) -> "Cost":
         """The same, with the share of the peak that it reaches."""
         return replace(self, efficiency=efficiency)
+
+    def moving(self, collectives: Iterable[Collective]) -> "Cost":
+        """The same, with what moves."""
+        return replace(self, collectives=tuple(collectives))
+
+    def count_collectives(self) -> Counter[Collective]:
+        """Every collective here and below, and how often it is issued."""
+        total: Counter[Collective] = Counter()
+        for node, times in self.walk():
+            for collective in node.collectives:
+                total[collective] += round(times)
+        return total
 
     def hiding(self, hidden_s: float) -> "Cost":
         """The same, with so much beneath something else."""

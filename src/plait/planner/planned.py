@@ -25,22 +25,22 @@ class PlannedModel(ModelContract):
     @cached_property
     def block_parameters(self) -> int:
         """Elements that the rank holds of a block."""
-        return _count_parameters(self.block)
+        return _count_parameters(self.block, self.setting.rank)
 
     @cached_property
     def entry_parameters(self) -> int:
         """Of what comes before the blocks."""
-        return _count_parameters(self.entry)
+        return _count_parameters(self.entry, self.setting.rank)
 
     @cached_property
     def exit_parameters(self) -> int:
         """Of what comes behind them; a tied table too."""
-        return _count_parameters(self.exit)
+        return _count_parameters(self.exit, self.setting.rank)
 
     @cached_property
     def both_ends_parameters(self) -> int:
         """Of both, a tied table once."""
-        return _count_parameters((*self.entry, *self.exit))
+        return _count_parameters((*self.entry, *self.exit), self.setting.rank)
 
     @cached_property
     def num_logits(self) -> int:
@@ -48,8 +48,8 @@ class PlannedModel(ModelContract):
         return prod(self.loss.inputs[0].layout.local_shape(self.setting.rank))
 
 
-def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int) -> PlannedModel:
-    """What tp rank 0, which has most where a cut is uneven, does for one micro-batch.
+def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int, *, rank: int = 0) -> PlannedModel:
+    """What a tp rank does for one micro-batch; rank 0 has most where a cut is uneven.
 
     Raises:
         ConfigError: sequences that cp cannot cut.
@@ -61,6 +61,7 @@ def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int) -> 
         batch=plan.micro_batch,
         seq_len=seq_len // plan.cp,
         tp=plan.tp,
+        rank=rank,
         sequence_parallel=plan.sequence_parallel,
         dtype=plan.precision.compute,
         reduce_dtype=plan.precision.reduce_dtype,
@@ -91,6 +92,6 @@ def is_attention(op: Op) -> bool:
     return bool(not op.parameters and list_gemms(op.forward))
 
 
-def _count_parameters(ops: tuple[Op, ...]) -> int:
+def _count_parameters(ops: tuple[Op, ...], rank: int) -> int:
     held = {parameter.ownership.name: parameter for op in ops for parameter in op.parameters}
-    return sum(parameter.layout.local_numel(0) for parameter in held.values())
+    return sum(parameter.layout.local_numel(rank) for parameter in held.values())

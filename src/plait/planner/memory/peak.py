@@ -1,5 +1,6 @@
 """The most memory that any rank of a plan needs, and whether a device has it."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from plait.config.model import ModelConfig
@@ -24,10 +25,10 @@ def predict_memory(
 ) -> Memory:
     """Memory of the rank of the pipeline that needs most."""
     contract = derive_planned_model(model, plan, seq_len)
-    layer = _derive_layer_bytes(model, keep_layer_axes(plan), seq_len)
+    layer = _derive_most_layer_bytes(model, keep_layer_axes(plan), seq_len)
     stages = derive_stages(model.num_layers, plan.pp, plan.interleave, num_micro_batches)
     parts, stage = max(
-        ((_derive_parts(contract, plan, stage, layer), stage) for stage in _list_candidates(stages)),
+        ((derive_stage_parts(contract, plan, stage, layer), stage) for stage in _list_candidates(stages)),
         key=lambda pair: sum(pair[0].values()),
     )
     total = sum(parts.values())
@@ -49,26 +50,36 @@ def judge(total_bytes: float, capacity_bytes: float) -> Verdict:
     return Verdict.FITS if is_safe else Verdict.TIGHT
 
 
-@lru_cache(maxsize=4096)
-def _derive_layer_bytes(model: ModelConfig, plan: PlanConfig, seq_len: int) -> tuple[float, float, float]:
-    """What a block keeps, what moves have room of, and what a running block needs; the same on every stage."""
-    contract = derive_planned_model(model, plan, seq_len)
-    return (
-        derive_block_bytes(contract, plan),
-        derive_moving_bytes(contract, plan),
-        derive_running_bytes(contract, plan),
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """What is the same on every stage: what a block keeps, the room of what moves, and what a running block needs."""
+
+    block: float
+    moving: float
+    running: float
+
+
+def derive_layer_bytes(contract: PlannedModel, plan: PlanConfig) -> LayerBytes:
+    """That of one tp rank, whose contract this is."""
+    return LayerBytes(
+        derive_block_bytes(contract, plan), derive_moving_bytes(contract, plan), derive_running_bytes(contract, plan)
     )
 
 
-def _derive_parts(
-    contract: PlannedModel, plan: PlanConfig, stage: Stage, layer: tuple[float, float, float]
+@lru_cache(maxsize=4096)
+def _derive_most_layer_bytes(model: ModelConfig, plan: PlanConfig, seq_len: int) -> LayerBytes:
+    return derive_layer_bytes(derive_planned_model(model, plan, seq_len), plan)
+
+
+def derive_stage_parts(
+    contract: PlannedModel, plan: PlanConfig, stage: Stage, layer: LayerBytes
 ) -> dict[MemoryPart, float]:
-    block_bytes, moving_bytes, running_bytes = layer
+    """Bytes of one tp rank of one stage, by what they are for."""
     logit_bytes = derive_logit_bytes(contract) if stage.is_last else 0.0
     gathered_bytes = derive_gathered_bytes(contract, plan, stage)
     return derive_static(contract, plan, stage) | {
-        MemoryPart.ACTIVATIONS: stage.num_layers * stage.micro_batches * block_bytes,
+        MemoryPart.ACTIVATIONS: stage.num_layers * stage.micro_batches * layer.block,
         MemoryPart.ENDS: derive_ends_bytes(contract, stage),
-        MemoryPart.BUFFERS: moving_bytes + max(0.0, running_bytes - logit_bytes) + gathered_bytes,
+        MemoryPart.BUFFERS: layer.moving + max(0.0, layer.running - logit_bytes) + gathered_bytes,
         MemoryPart.LIBRARIES: LIBRARY_BYTES.value if plan.num_devices > 1 else 0.0,
     }

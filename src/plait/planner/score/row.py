@@ -57,7 +57,8 @@ def _count(table: Mapping[str, Any], where: str, name: str, default: int | None)
         if default is None:
             raise NotCovered(f"{where}.{name} is not given")
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not is_number or value != int(value) or value < 1:
         raise NotCovered(f"{where}.{name} is {value!r}, not a whole number from 1")
     return int(value)
 

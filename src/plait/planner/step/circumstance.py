@@ -14,12 +14,13 @@ from plait.planner.laws.collective import CollectiveKind
 from plait.planner.plan_config import PlanConfig
 from plait.sharding import Kind as Movement
 
-_KINDS: dict[Movement, CollectiveKind] = {
+COLLECTIVE_LAWS: dict[Movement, CollectiveKind] = {
     Movement.ALL_GATHER: "all_gather",
     Movement.REDUCE_SCATTER: "reduce_scatter",
     Movement.ALL_REDUCE: "all_reduce",
     Movement.ALL_TO_ALL: "all_to_all",
 }
+"""By which law the collective of a contract is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ class Circumstance:
         return self._estimate(collective.kind, collective.payload_bytes * wire_share, collective.degree)
 
     def _estimate(self, kind: Movement, payload_bytes: float, degree: int) -> Estimate:
-        return estimate_collective(self.hardware, _KINDS[kind], payload_bytes, degree, placement=self.place("tp"))
+        return estimate_collective(
+            self.hardware, COLLECTIVE_LAWS[kind], payload_bytes, degree, placement=self.place("tp")
+        )
 
     @property
     def latency_s(self) -> float:
@@ -62,7 +65,7 @@ class Circumstance:
     def build_moves(self, moves: Iterable[Move]) -> list[Cost]:
         """Collectives beside which nothing is computed."""
         return [
-            build_cost(f"{move.collective.kind} {move.tensor}", Kind.COMMUNICATION, self.estimate_move(move.collective))
+            build_cost(str(move), Kind.COMMUNICATION, self.estimate_move(move.collective)).moving([move.collective])
             for move in moves
         ]
 

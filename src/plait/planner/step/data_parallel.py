@@ -9,14 +9,15 @@ What overlaps still takes multiprocessors from the GEMMs above it, and the last 
 
 from dataclasses import dataclass
 
-from plait.dtype import width_bytes
+from plait.config.precision import FloatFormat
+from plait.contract.collective import Collective
 from plait.planner.assumed import BACKWARD_WINDOW
 from plait.planner.cost import Cost, Kind, build_leaf
 from plait.planner.hardware import Placement
-from plait.planner.laws import Estimate, estimate_collective, estimate_optimizer
-from plait.planner.laws.collective import CollectiveKind
+from plait.planner.laws import estimate_collective, estimate_optimizer
 from plait.planner.step.block import Layers
-from plait.planner.step.circumstance import Circumstance, build_cost
+from plait.planner.step.circumstance import COLLECTIVE_LAWS, Circumstance, build_cost
+from plait.sharding import Kind as Movement
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,7 @@ class _Exchange:
     """A collective over data-parallel ranks, `times` a step, beneath `window_s` each time."""
 
     name: str
-    kind: CollectiveKind
-    payload_bytes: float
+    collective: Collective
     placement: Placement
     window_s: float
     times: int
@@ -49,25 +49,30 @@ def _list_exchanges(
     layers: Layers, where: Circumstance, num_parameters: int, counts: tuple[int, int]
 ) -> list[_Exchange]:
     plan, (num_layers, num_micro_batches) = where.plan, counts
-    gradients = num_parameters * width_bytes(plan.gradient_dtype)
-    weights = num_parameters * width_bytes(plan.precision.compute)
     inner, outer = _place(where)
     backward_s = BACKWARD_WINDOW.value * num_layers * layers.backward.seconds
     forward_s = num_layers * layers.forward.seconds
     if plan.sharded == "nothing":
         everyone = _join(inner, outer)
-        return [_Exchange("sum gradients", "all_reduce", gradients, everyone, backward_s, 1)]
+        whole = _build_collective(Movement.ALL_REDUCE, everyone, num_parameters, plan.gradient_dtype)
+        return [_Exchange("sum gradients", whole, everyone, backward_s, 1)]
     is_fsdp = plan.sharded == "parameters"
     every = num_micro_batches if is_fsdp else 1
     scattered = num_micro_batches if plan.sharded in ("gradients", "parameters") else 1
+    gather = _build_collective(Movement.ALL_GATHER, inner, num_parameters, plan.precision.compute)
+    scatter = _build_collective(Movement.REDUCE_SCATTER, inner, num_parameters, plan.gradient_dtype)
+    share = -(-num_parameters // inner.degree)
+    total = _build_collective(Movement.ALL_REDUCE, outer, share, plan.gradient_dtype)
     return [
-        _Exchange("gather parameters", "all_gather", weights, inner, forward_s, every),
-        *([_Exchange("gather again", "all_gather", weights, inner, backward_s / 2, every)] if is_fsdp else []),
-        _Exchange(
-            "scatter gradients", "reduce_scatter", gradients, inner, backward_s / (2 if is_fsdp else 1), scattered
-        ),
-        _Exchange("sum gradients", "all_reduce", gradients / inner.degree, outer, backward_s, 1),
+        _Exchange("gather parameters", gather, inner, forward_s, every),
+        *([_Exchange("gather again", gather, inner, backward_s / 2, every)] if is_fsdp else []),
+        _Exchange("scatter gradients", scatter, inner, backward_s / (2 if is_fsdp else 1), scattered),
+        _Exchange("sum gradients", total, outer, backward_s, 1),
     ]
+
+
+def _build_collective(kind: Movement, placement: Placement, numel: int, dtype: FloatFormat) -> Collective:
+    return Collective(kind, "dp", placement.degree, (numel,), dtype)
 
 
 def _place(where: Circumstance) -> tuple[Placement, Placement]:
@@ -85,21 +90,21 @@ def _join(inner: Placement, outer: Placement) -> Placement:
 
 
 def _build(each: _Exchange, where: Circumstance, num_layers: int) -> list[Cost]:
-    degree = each.placement.degree
-    if degree == 1:
+    if each.placement.degree == 1:
         return []
-    estimate = estimate_collective(where.hardware, each.kind, each.payload_bytes, degree, placement=each.placement)
-    exposed_s = estimate.seconds
-    taxed_s = 0.0
+    estimate = estimate_collective(
+        where.hardware,
+        COLLECTIVE_LAWS[each.collective.kind],
+        each.collective.payload_bytes,
+        each.collective.degree,
+        placement=each.placement,
+    )
+    exposed_s, taxed_s = estimate.seconds, 0.0
     if where.plan.overlaps_gradients:
         exposed_s = max(estimate.seconds - each.window_s, estimate.seconds / max(1, num_layers))
         taxed_s = (where.hardware.overlap.compute_tax.value - 1) * (estimate.seconds - exposed_s)
     total_s = each.times * (exposed_s + taxed_s)
-    leaf = _build_leaf(each, estimate, total_s)
-    return [leaf.hiding(max(0.0, each.times * estimate.seconds - total_s))]
-
-
-def _build_leaf(each: _Exchange, estimate: Estimate, seconds: float) -> Cost:
-    where = f"{each.placement.degree} ranks over {each.placement.across} domains"
-    note = f"{each.kind} of {each.payload_bytes / 1e9:.2f} GB, {where}, {each.times} a step"
-    return build_leaf(each.name, Kind.DATA_PARALLEL, seconds, estimate.uncertainty, estimate.constants, note=note)
+    note = f"{each.collective}: {each.placement.across} domains of {each.placement.inside}, {each.times} a step"
+    leaf = build_leaf(each.name, Kind.DATA_PARALLEL, total_s, estimate.uncertainty, estimate.constants, note=note)
+    hidden_s = max(0.0, each.times * estimate.seconds - total_s)
+    return [leaf.hiding(hidden_s).moving([each.collective] * each.times)]

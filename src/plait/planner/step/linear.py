@@ -155,6 +155,5 @@ def _build_exposed(moves: dict[str, Move], estimates: dict[str, Estimate], compu
     uncertainty = sum(e.seconds * e.uncertainty for e in estimates.values()) / total_s if total_s else 0.0
     names = " + ".join(f"{move.collective.kind} {name}" for name, move in moves.items())
     constants = tuple(dict.fromkeys(name for estimate in estimates.values() for name in estimate.constants))
-    return build_leaf(names, Kind.COMMUNICATION, exposed_s, uncertainty, constants, note=timed.schedule).hiding(
-        max(0.0, total_s - exposed_s)
-    )
+    leaf = build_leaf(names, Kind.COMMUNICATION, exposed_s, uncertainty, constants, note=timed.schedule)
+    return leaf.hiding(max(0.0, total_s - exposed_s)).moving(move.collective for move in moves.values())

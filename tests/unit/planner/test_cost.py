@@ -1,0 +1,38 @@
+"""The tree of costs: parts add up, kinds add up, intervals hold what they are of."""
+
+import pytest
+
+from plait.planner.cost import Kind, build_leaf, is_sum, join
+
+
+def test_a_node_is_its_parts_times_how_often_they_happen() -> None:
+    gemm = build_leaf("gemm", Kind.GEMM, 2.0, 0.1)
+    wait = build_leaf("wait", Kind.COMMUNICATION, 1.0, 0.5).hiding(3.0)
+    block = join("block", [gemm, wait], times=4)
+    step = join("step", [block, build_leaf("optimizer", Kind.OPTIMIZER, 5.0, 0.0)])
+    assert (block.seconds, block.hidden_s, step.seconds) == (12.0, 12.0, 17.0)
+    assert step.sum_by_kind() == {Kind.GEMM: 8.0, Kind.COMMUNICATION: 4.0, Kind.OPTIMIZER: 5.0}
+    assert step.exposed_s == 4.0
+    assert is_sum(step)
+    assert not is_sum(join("wrong", [step]).hiding(0).__class__("x", None, 1.0, 0, 2, parts=(step,)))
+
+
+def test_intervals_hold_the_value_and_add_up_end_by_end() -> None:
+    parts = [build_leaf("a", Kind.GEMM, 1.0, 0.25), build_leaf("b", Kind.ATTENTION, 2.0, 0.5)]
+    whole = join("whole", parts, times=2)
+    assert whole.low_s == pytest.approx(2 * (1 / 1.25 + 2 / 1.5))
+    assert whole.high_s == pytest.approx(2 * (1.25 + 3.0))
+
+
+def test_what_takes_no_time_is_left_out_unless_something_hides_it() -> None:
+    nothing, hidden = (build_leaf(name, Kind.COMMUNICATION, 0.0, 0.1) for name in ("nothing", "hidden"))
+    assert [part.name for part in join("node", [nothing, hidden.hiding(1.0)]).parts] == ["hidden"]
+
+
+def test_constants_and_nodes_are_found_at_any_depth() -> None:
+    leaf = build_leaf("leaf", Kind.GEMM, 1.0, 0.1, ("a", "b"))
+    tree = join("root", [join("branch", [leaf]), build_leaf("other", Kind.GEMM, 1.0, 0.1, ("b", "c"))])
+    assert tree.list_constants() == ("a", "b", "c")
+    assert tree.find("leaf") == leaf
+    with pytest.raises(KeyError):
+        tree.find("twig")
