@@ -16,6 +16,9 @@ Quantization = Literal["none", "fp8_delayedscaling", "fp8_currentscaling", "fp8_
 Sharded = Literal["nothing", "optimizer", "gradients", "parameters"]
 """What the ranks of `dp_shard` and `cp` share out: the optimizer state, also gradients, also parameters (FSDP)."""
 
+Loss = Literal["in_place", "fused"]
+"""How cross entropy treats its logits: in place, or in kernels that a compiler fused, which take more memory."""
+
 _WHERE_IT_PAYS = OverlapConfig(policy="auto")
 _BFLOAT16 = PrecisionConfig()
 
@@ -52,6 +55,7 @@ class PlanConfig:
     gradient_dtype: FloatFormat = "float32"
     overlaps_gradients: bool = True
     overlaps_sends: bool = True
+    loss: Loss = "in_place"
 
     @property
     def dp(self) -> int:

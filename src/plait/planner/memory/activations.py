@@ -7,7 +7,7 @@ from plait.contract.op import Op, Saved
 from plait.contract.setting import Tensor
 from plait.contract.step import list_moves
 from plait.dtype import width_bytes
-from plait.planner.assumed import LOGIT_BYTES
+from plait.planner.assumed import FUSED_LOGIT_BYTES, LOGIT_BYTES
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import PlannedModel, is_attention, is_linear
 from plait.planner.stages import Stage
@@ -29,12 +29,12 @@ def _keep_bytes(saved: Saved, op: Op, contract: PlannedModel, plan: PlanConfig) 
     return float(saved.num_bytes)
 
 
-def derive_ends_bytes(contract: PlannedModel, stage: Stage) -> float:
+def derive_ends_bytes(contract: PlannedModel, plan: PlanConfig, stage: Stage) -> float:
     """What embedding, final norm, head and loss keep; the last stage does backward at once, so of one micro-batch."""
     first = stage.micro_batches * sum(op.saved_bytes for op in contract.entry) if stage.is_first else 0.0
     if not stage.is_last:
         return first
-    return first + sum(op.saved_bytes for op in contract.exit) + derive_logit_bytes(contract)
+    return first + sum(op.saved_bytes for op in contract.exit) + derive_logit_bytes(contract, plan)
 
 
 def derive_moving_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
@@ -54,9 +54,9 @@ def derive_running_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
     return max(_size(op, contract) for op in contract.block) + again
 
 
-def derive_logit_bytes(contract: PlannedModel) -> float:
+def derive_logit_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
     """What the loss needs at its peak; blocks run at another time."""
-    return contract.num_logits * LOGIT_BYTES.value
+    return contract.num_logits * (FUSED_LOGIT_BYTES if plan.loss == "fused" else LOGIT_BYTES).value
 
 
 def _size(op: Op, contract: PlannedModel) -> float:

@@ -75,11 +75,11 @@ def derive_stage_parts(
     contract: PlannedModel, plan: PlanConfig, stage: Stage, layer: LayerBytes
 ) -> dict[MemoryPart, float]:
     """Bytes of one tp rank of one stage, by what they are for."""
-    logit_bytes = derive_logit_bytes(contract) if stage.is_last else 0.0
+    logit_bytes = derive_logit_bytes(contract, plan) if stage.is_last else 0.0
     gathered_bytes = derive_gathered_bytes(contract, plan, stage)
     return derive_static(contract, plan, stage) | {
         MemoryPart.ACTIVATIONS: stage.num_layers * stage.micro_batches * layer.block,
-        MemoryPart.ENDS: derive_ends_bytes(contract, stage),
+        MemoryPart.ENDS: derive_ends_bytes(contract, plan, stage),
         MemoryPart.BUFFERS: layer.moving + max(0.0, layer.running - logit_bytes) + gathered_bytes,
         MemoryPart.LIBRARIES: LIBRARY_BYTES.value if plan.num_devices > 1 else 0.0,
     }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from plait.config.overlap import OverlapConfig
 from plait.config.precision import FloatFormat
-from plait.planner.plan_config import Quantization, Recompute, Sharded
+from plait.planner.plan_config import Loss, Quantization, Recompute, Sharded
 from plait.planner.score.row import NotCovered, Row
 
 _NONE = OverlapConfig(policy="disabled")
@@ -29,6 +29,7 @@ class Software:
     sharded: Sharded = "optimizer"
     overlaps_gradients: bool = True
     overlaps_sends: bool = True
+    loss: Loss = "in_place"
 
 
 MEGATRON_2022 = Software(
@@ -36,7 +37,7 @@ MEGATRON_2022 = Software(
 )
 """Before the distributed optimizer; backward hides tp collectives beneath wgrad; scores are kept in memory."""
 MEGATRON = Software("Megatron-LM", _BULK)
-NEMO = Software("NeMo", _FULL, gradient_dtype="bfloat16")
+NEMO = Software("NeMo", _FULL, gradient_dtype="bfloat16", loss="fused")
 TORCHTITAN = Software("torchtitan", _NONE, sharded="parameters")
 
 

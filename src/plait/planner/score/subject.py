@@ -91,6 +91,7 @@ def _build_plan(row: Row) -> PlanConfig:
         gradient_dtype=software.gradient_dtype,
         overlaps_gradients=software.overlaps_gradients,
         overlaps_sends=software.overlaps_sends,
+        loss=software.loss,
     )
 
 
