@@ -1,4 +1,4 @@
-"""Write docs/reference from the code and the README's measured result; with `--check`, only say what is stale."""
+"""Write docs/reference from code and benchmarks, and the README's results; with `--check`, only say what is stale."""
 
 import ast
 import inspect
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
+from measured import build_benchmarks_page, build_readme_results
 from pydantic_core import PydanticUndefined
 
 from plait import errors
@@ -31,7 +32,6 @@ from plait.errors import PlaitError
 
 ROOT = Path(__file__).parents[1]
 README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference"
-OVERHEAD = ROOT / "benchmarks" / "host_overhead.json"
 CONSOLE = re.compile(r"```console\n\$ (plait .+)\n(?:.*\n)*?```\n")
 BEGIN, END = "<!-- measured: written by docs/generate.py -->\n", "<!-- end of measured -->\n"
 NOTE = "<!-- written by docs/generate.py; `make docs` -->\n"
@@ -170,33 +170,13 @@ def _list_attribute_docstrings(section: type[Section]) -> dict[str, str]:
     }
 
 
-def build_overhead_result() -> str:
-    """What `benchmarks/host_overhead.py` measured, for the README."""
-    record = json.loads(OVERHEAD.read_text())
-    machine, block = record["machine"], record["block"]
-    rows = ["| | unsharded | plait adds | DTensor adds | ratio |", "|---|--:|--:|--:|--:|"]
-    for title, mode in (("sequence parallel", "sequence_parallel"), ("all-reduce mode", "all_reduce")):
-        result = record["results"]["stubbed"][mode]
-        times = (result["time_s"]["unsharded"], result["overhead_s"]["plait"], result["overhead_s"]["dtensor"])
-        cells = " | ".join(f"{1e6 * time_s:.0f} us" for time_s in times)
-        rows.append(f"| {title} | {cells} | {result['overhead_ratio']['median']:.2f} |")
-    return (
-        f"Host overhead of one Llama block at tp {block['tp']}, forward and backward, against DTensor's "
-        f"`parallelize_module`: a block so small ({block['tokens']} tokens, width {block['width']}) that only the "
-        "host's work is left, collectives stubbed.\n\n" + "\n".join(rows) + "\n\n"
-        f"Medians of {record['rounds']} interleaved rounds, {machine['cpu']}, one thread, torch "
-        f"{machine['torch'].partition('+')[0]}, {machine['date']}, "
-        "[benchmarks/host_overhead.json](benchmarks/host_overhead.json).\n"
-    )
-
-
 def build_readme() -> str:
     """The README with what its command prints and its measured result put in again."""
     text = CONSOLE.sub(lambda block: f"```console\n$ {block[1]}\n{_run(block[1])}```\n", README.read_text())
     before, begin, rest = text.partition(BEGIN)
     assert begin, README
     assert END in rest, README
-    return before + BEGIN + build_overhead_result() + END + rest.partition(END)[2]
+    return before + BEGIN + build_readme_results() + END + rest.partition(END)[2]
 
 
 def _run(command: str) -> str:
@@ -214,6 +194,7 @@ def _build_page(build: Callable[[], str]) -> Callable[[], str]:
 
 PAGES: dict[Path, Callable[[], str]] = {
     README: build_readme,
+    REFERENCE / "benchmarks.md": _build_page(build_benchmarks_page),
     REFERENCE / "cli.md": _build_page(build_cli_page),
     REFERENCE / "config.md": _build_page(build_config_page),
     REFERENCE / "contracts.md": _build_page(build_contracts_page),

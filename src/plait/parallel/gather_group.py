@@ -32,7 +32,10 @@ class GatherGroup:
             member.group = self
         if group.activation is not None:
             group.activation.group = self
-        parent.register_forward_hook(self._leave, always_call=True)
+        # Also on the way in, for what a forward that raised has left: a hook that is called even then would have every
+        # layer compiled for itself, as compiled graphs are guarded by its number.
+        parent.register_forward_pre_hook(self._forget)
+        parent.register_forward_hook(self._forget)
 
     def enter_with_parent(self) -> None:
         """Run already when the parent is entered, for a forward that reads its input's shape before projecting.
@@ -84,7 +87,7 @@ class GatherGroup:
 
         return map_first_tensor(gather, args, kwargs)
 
-    def _leave(self, parent: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _forget(self, *_: Any) -> None:
         self.x, self.outputs, self.activated, self.is_entered = None, {}, None, False
 
 

@@ -125,3 +125,24 @@ def run_opcheck(*, sequence_parallel: bool) -> None:
 def test_operators_are_in_good_order(ranks, sequence_parallel):
     """torch runs them with and without a compiler and compares shapes, strides and gradients with what they declare."""
     ranks(2).call(run_opcheck, sequence_parallel=sequence_parallel)
+
+
+def compile_layers() -> int:
+    torch._dynamo.reset()
+    layers = nn.ModuleList([Model() for _ in range(3)])
+    plan = Plan({f"*.{place}": role for place, role in PLAN.items()})
+    mesh = build_mesh(MeshShape(tp=2))
+    parallelize(layers, mesh, plan, overlap=OVERLAPS["full"])
+    counter = CompileCounterWithBackend("aot_eager")
+    for layer in layers:
+        layer.compile(fullgraph=True, dynamic=False, backend=counter)
+    for _ in range(2):
+        x = shard_tokens(torch.ones(8, WIDTH), mesh).requires_grad_()
+        for layer in layers:
+            x = layer(x)
+        x.sum().backward()
+    return counter.frame_count
+
+
+def test_layers_that_are_alike_are_compiled_once(ranks):
+    assert ranks(2).call(compile_layers) == [1, 1]

@@ -1,0 +1,177 @@
+"""What the benchmarks measured, from their JSON: the README's results, and the page with all of them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+LIBRARY = "library"
+SHOWN = "mlp-2048"
+"""The workload of the slow link that the README shows."""
+SMALL, LARGE = ("block-64", "block-128", "block-256"), ("block-1024", "ends-1024")
+OURS = "plait"
+
+Record = Mapping[str, Any]
+
+
+def build_readme_results() -> str:
+    """Overlap on a slow link, the same host beside other libraries, and what the host does."""
+    return "\n".join([build_slow_link_summary(), build_same_host_summary(), build_overhead_result()])
+
+
+def build_overhead_result() -> str:
+    """What `host_overhead.py` measured."""
+    record = _load("host_overhead")
+    block = record["block"]
+    rows = ["| | unsharded | plait adds | DTensor adds | ratio |", "|---|--:|--:|--:|--:|"]
+    for title, mode in (("sequence parallel", "sequence_parallel"), ("all-reduce mode", "all_reduce")):
+        result = record["results"]["stubbed"][mode]
+        times = (result["time_s"]["unsharded"], result["overhead_s"]["plait"], result["overhead_s"]["dtensor"])
+        cells = " | ".join(f"{1e6 * time_s:.0f} us" for time_s in times)
+        rows.append(f"| {title} | {cells} | {result['overhead_ratio']['median']:.2f} |")
+    return (
+        f"Host overhead of one Llama block at tp {block['tp']}, forward and backward, against DTensor's "
+        f"`parallelize_module`: a block so small ({block['tokens']} tokens, width {block['width']}) that only the "
+        "host's work is left, collectives stubbed.\n\n" + "\n".join(rows) + "\n\n"
+        f"Medians of {record['rounds']} interleaved rounds, {_describe(record['machine'])}, "
+        "[benchmarks/host_overhead.json](benchmarks/host_overhead.json).\n"
+    )
+
+
+def build_slow_link_summary() -> str:
+    """The workload that the README shows, at every ratio."""
+    case = _load("slow_link")["results"][SHOWN]
+    rows = [
+        "| communication / computing | best exposed | `overlap=full` | gain | of the ideal |",
+        "|--:|--:|--:|--:|--:|",
+    ]
+    for entry in case["ratios"].values():
+        exposed = entry["exposed_s"][entry["best_exposed"]]["median"]
+        run = entry["overlapped"]["full transport=ring"]
+        rows.append(
+            f"| {entry['communication_over_compute']:.2f} | {exposed:.2f} s | {run['time_s']['median']:.2f} s | "
+            f"{run['gain']['median']:.2f} | {run['fraction_of_schedule']['median']:.0%} |"
+        )
+    return (
+        f"Overlap over a real slow link, everything left to the cost model: an MLP of {case['tokens']} tokens, width "
+        f"{case['width']} x {case['mlp_width']}, float32, forward and backward on {case['tp']} ranks that are "
+        f"joined by "
+        "a rate-limited link, against the faster of the library's collectives and serial point to point. The "
+        "ideal is the larger "
+        "of computing and communication, and what the schedule must expose at its head and tail.\n\n"
+        + "\n".join(rows)
+        + f"\n\nMedians of interleaved rounds, {_describe(case['machine'])}; "
+        "[all results](docs/reference/benchmarks.md).\n"
+    )
+
+
+def build_same_host_summary() -> str:
+    """The Llama blocks that the README shows, as multiples of the same local work without communication."""
+    items = _load("same_host")["items"]
+    rows = [
+        "| Llama block, hidden | plait | best of the others, between processes | times as fast |",
+        "|--:|--:|--:|--:|",
+    ]
+    for name in (*SMALL, LARGE[0]):
+        item = items[name]
+        ours, best = item["peers"][item["best_plait"]], item["best_library_between_processes"]
+        rows.append(
+            f"| {name.rpartition('-')[2]} | {_time(ours)} | {best['name']} {_time(item['peers'][best['name']])} | "
+            f"{best['over_plait']:.2f} |"
+        )
+    return (
+        "On one host, two ranks over shared memory, forward and backward, beside DTensor, transformers, torchtitan, "
+        "Megatron-Core, fairscale, DeepSpeed and JAX; in brackets the multiple of the same local work with no "
+        "communication.\n\n"
+        + "\n".join(rows)
+        + f"\n\nMedians of interleaved rounds, {_describe(items[LARGE[0]]['machine'])}.\n"
+    )
+
+
+def build_benchmarks_page() -> str:
+    """Every result."""
+    return "\n".join(["# Benchmarks\n", *_list_slow_link(), *_list_same_host(), *_list_seed_case()])
+
+
+def _list_slow_link() -> Iterator[str]:
+    yield (
+        "## Over a slow link\n\n`benchmarks/slow_link.py` (root): ranks in network namespaces joined by "
+        "rate-limited links. Gain: "
+        "the faster of the library's collectives and serial point to point over the overlapped run. Limit: the "
+        "larger of computing "
+        "and communication, each measured alone, and what the schedule must expose at its head and tail. `auto` "
+        "is also shown "
+        "against `disabled`, the library's collectives. Workloads named `sleep` have GEMMs that sleep as long "
+        "as a device of the "
+        "given rate would compute, for more ranks than cores.\n"
+    )
+    for name, case in _load("slow_link")["results"].items():
+        rate = case["sleeping_gemm_flops_per_s"]
+        what = "" if rate is None else f", GEMMs sleep at {rate / 1e9:.0f} GFLOP/s"
+        yield (
+            f"### {name}\n\n{case['tokens']} tokens, width {case['width']}, MLP width {case['mlp_width']}, "
+            f"{case['dtype']}, {case['tp']} ranks{what}; {_describe(case['machine'])}.\n"
+        )
+        rows = ["| ratio | way | time | gain | of the limit | of the larger | waits |", "|--:|---|--:|--:|--:|--:|--:|"]
+        for entry in case["ratios"].values():
+            rows += _list_ratio(entry)
+        yield "\n".join(rows) + "\n"
+
+
+def _list_ratio(entry: Record) -> Iterator[str]:
+    ratio = f"{entry['communication_over_compute']:.2f}"
+    yield f"| {ratio} | computing alone | {entry['compute_s']['median']:.3f} s | | | | |"
+    yield f"| | communication alone | {entry['communication_s']:.3f} s | | | | |"
+    for way, spread in entry["exposed_s"].items():
+        yield f"| | {way}, exposed | {spread['median']:.3f} s | | | | |"
+    for way, run in entry["overlapped"].items():
+        time_s = run["time_s"]["median"]
+        note = ""
+        if way.startswith("auto"):
+            note = f" ({entry['exposed_s'][LIBRARY]['median'] / time_s:.2f} over `disabled`)"
+        yield (
+            f"| | `{way}`{note} | {time_s:.3f} s | {run['gain']['median']:.2f} | "
+            f"{run['fraction_of_schedule']['median']:.3f} | {run['limit']['max_s'] / time_s:.3f} | "
+            f"{run['exposed_s']:.3f} s |"
+        )
+
+
+def _list_same_host() -> Iterator[str]:
+    yield (
+        "## On one host\n\n`benchmarks/same_host.py`: two ranks, peers interleaved in shuffled rounds. "
+        "`compute_only` is the same "
+        "local work with nothing communicated. [How each peer is run](../../benchmarks/peers/README.md).\n"
+    )
+    for name, item in _load("same_host")["items"].items():
+        yield f"### {name}\n\n{_describe(item['machine'])}, load {item['machine']['load_average']:.1f} before.\n"
+        rows = ["| peer | median | over compute_only | by least times |", "|---|--:|--:|--:|"]
+        for peer, each in sorted(item["peers"].items(), key=lambda pair: float(pair[1]["median_s"])):
+            rows.append(
+                f"| {peer} | {1e3 * each['median_s']:.2f} ms | {each['over_compute_only']:.2f} | "
+                f"{each['least_over_compute_only']:.2f} |"
+            )
+        rows += [f"| {peer} | failed: {why} | | |" for peer, why in item["failed"].items()]
+        yield "\n".join(rows) + "\n"
+
+
+def _list_seed_case() -> Iterator[str]:
+    record = _load("seed_case")
+    yield "## A published case on paper\n\n`benchmarks/seed_case.py`: " + record["what"] + "\n"
+    yield "\n".join(f"* {reading}" for reading in record["reading"]) + "\n"
+    yield "Assumptions:\n"
+    yield "\n".join(f"* {assumption}" for assumption in record["assumptions"]) + "\n"
+
+
+def _load(name: str) -> Record:
+    record: Record = json.loads((BENCHMARKS / f"{name}.json").read_text())
+    return record
+
+
+def _describe(machine: Record) -> str:
+    cores = f", {machine['cores']} cores" if "cores" in machine else ""
+    return f"{machine['cpu']}{cores}, one thread a rank, torch {machine['torch'].partition('+')[0]}, {machine['date']}"
+
+
+def _time(peer: Record) -> str:
+    return f"{1e3 * peer['median_s']:.2f} ms ({peer['over_compute_only']:.2f})"
