@@ -9,7 +9,9 @@ from plait.planner.inference.memory import InferenceMemory, InferenceMemoryPart
 from plait.planner.inference.plan import InferenceDegree, InferenceReport, plan_inference
 from plait.planner.inference.predict import predict_inference
 from plait.planner.inference.prediction import InferencePrediction
+from plait.planner.inference.record import build_inference_record, build_prediction_record
 from plait.planner.inference.server import Load, ServerConfig
+from plait.planner.inference.table import build_inference_tables
 from plait.planner.inference.term import Term
 
 __all__ = [
@@ -21,6 +23,9 @@ __all__ = [
     "Load",
     "ServerConfig",
     "Term",
+    "build_inference_record",
+    "build_inference_tables",
+    "build_prediction_record",
     "plan_inference",
     "predict_inference",
 ]

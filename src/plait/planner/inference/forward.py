@@ -41,7 +41,6 @@ class Forward:
     terms: tuple[tuple[Term, float], ...]
 
 
-@lru_cache(maxsize=1024)
 def build_prefill(
     model: ModelConfig, cluster: Cluster, server: ServerConfig, load: Load, *, sequence_parallel: bool
 ) -> Forward:
@@ -49,8 +48,16 @@ def build_prefill(
 
     The host launches ahead of such long kernels, so that collectives take as long as from a graph.
     """
-    plan = server.build_plan(load.prefill_batch, sequence_parallel=sequence_parallel)
-    prompts = derive_planned_model(model, plan, load.prompt_len)
+    from_graph = replace(server, launch="graph", sequence_parallel=sequence_parallel)
+    return _build_prefill(model, cluster, from_graph, load.prefill_batch, load.prompt_len)
+
+
+@lru_cache(maxsize=1024)
+def _build_prefill(
+    model: ModelConfig, cluster: Cluster, server: ServerConfig, num_prompts: int, prompt_len: int
+) -> Forward:
+    plan = server.build_plan(num_prompts, sequence_parallel=bool(server.sequence_parallel))
+    prompts = derive_planned_model(model, plan, prompt_len)
     where = build_serving(cluster, server, prompts, "graph")
     last = build_serving(cluster, server, derive_planned_model(model, plan, 1), "graph")
     return _build_forward("prefill", where, last, None)

@@ -127,14 +127,15 @@ class _Need:
 def derive_weight_bytes(contract: PlannedModel, server: ServerConfig) -> float:
     """What the rank holds of the parameters; linears inside blocks in one byte an element if they are quantized."""
     width = width_bytes(server.precision.compute)
-    total = contract.num_parameters * width
+    numel = contract.config.num_layers * contract.block_parameters + contract.both_ends_parameters
+    total = numel * width
     if server.quantization == "none":
         return float(total)
     weights = [op.parameters for op in contract.block if is_linear(op)]
-    numel = sum(
+    quantized = sum(
         each.layout.local_numel(contract.setting.rank) for held in weights for each in held if len(each.dims) > 1
     )
-    return float(total - contract.config.num_layers * numel * (width - 1))
+    return float(total - contract.config.num_layers * quantized * (width - 1))
 
 
 def _derive_kv_bytes(contract: PlannedModel) -> float:

@@ -65,8 +65,12 @@ class InferenceReport:
 
     @property
     def roomy(self) -> tuple[InferencePrediction, ...]:
-        """Of those that have room; a tight one may."""
-        return tuple(each for each in self.predictions if each.memory.verdict is not Verdict.DOES_NOT_FIT)
+        """Of those that fit, or where none does, of those that are tight."""
+        by_verdict = {
+            verdict: tuple(each for each in self.predictions if each.memory.verdict is verdict)
+            for verdict in (Verdict.FITS, Verdict.TIGHT)
+        }
+        return by_verdict[Verdict.FITS] or by_verdict[Verdict.TIGHT]
 
     @property
     def fastest(self) -> InferencePrediction | None:
@@ -89,7 +93,7 @@ def plan_inference(
     prefill_batch: int = 1,
     fixed: Mapping[str, Any] | None = None,
 ) -> InferenceReport:
-    """Predict a server of every tensor degree from 1 to the scale-up domain, and of whole hosts beyond.
+    """Predict a server of every tensor degree of which a job could consist (`list_degrees`).
 
     `fixed` may say tp, sequence_parallel, launch, quantization, overlap and precision (`ServerConfig`).
 
@@ -115,11 +119,10 @@ def plan_inference(
 
 
 def list_degrees(cluster: Cluster) -> list[int]:
-    """Every degree inside a domain; beyond it those of whole hosts, as a job takes them."""
-    topology = cluster.hardware.topology
-    domain, host = int(topology.domain_size.value), int(topology.host_size.value)
+    """Every degree inside a host, and beyond it those of whole hosts, as a job takes them."""
+    host = int(cluster.hardware.topology.host_size.value)
     most = min(cluster.num_devices, MAX_TP)
-    return [tp for tp in range(1, most + 1) if tp <= domain or tp % host == 0]
+    return [tp for tp in range(1, most + 1) if tp <= host or tp % host == 0]
 
 
 def _predict_degree(

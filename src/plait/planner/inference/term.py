@@ -1,6 +1,6 @@
 """What a forward is spent on, by what would shorten it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 
@@ -34,22 +34,31 @@ def sum_terms(cost: Cost, where: ServingCircumstance, last: ServingCircumstance)
     totals = dict.fromkeys(Term, 0.0)
     limits = _list_limits(where.contract.block, where, where.gemm_dtype)
     limits |= _list_limits(last.contract.exit, last, last.plan.precision.compute)
-    for node, times in cost.walk():
-        if node.name in limits:
-            totals[limits[node.name]] += times * node.sum_by_kind()[Kind.GEMM]
-        if node.parts:
-            continue
-        match node.kind:
+    for leaf, times, around in _list_leaves(cost):
+        seconds = times * leaf.seconds
+        match leaf.kind:
+            case Kind.GEMM:
+                totals[next(limits[name] for name in around if name in limits)] += seconds
             case Kind.ATTENTION:
                 is_cached = where.contract.setting.seq_len == 1
-                totals[Term.KV_CACHE if is_cached else Term.COMPUTE] += times * node.seconds
+                totals[Term.KV_CACHE if is_cached else Term.COMPUTE] += seconds
             case Kind.MEMORY_BOUND:
-                totals[Term.KERNELS] += times * node.seconds
+                totals[Term.KERNELS] += seconds
             case Kind.COMMUNICATION:
-                latency_s = min(node.seconds, sum(_estimate_latency_s(each, where) for each in node.collectives))
-                totals[Term.LATENCY] += times * latency_s
-                totals[Term.LINKS] += times * (node.seconds - latency_s)
+                latency_s = sum(_estimate_latency_s(each, where) for each in leaf.collectives)
+                totals[Term.LATENCY] += times * min(leaf.seconds, latency_s)
+                totals[Term.LINKS] += times * max(0.0, leaf.seconds - latency_s)
     return totals
+
+
+def _list_leaves(
+    cost: Cost, times: float = 1.0, around: tuple[str, ...] = ()
+) -> Iterator[tuple[Cost, float, tuple[str, ...]]]:
+    """Every leaf, how often it happens, and the names of the nodes around it, the nearest first."""
+    if not cost.parts:
+        yield cost, times, around
+    for part in cost.parts:
+        yield from _list_leaves(part, times * cost.times, (cost.name, *around))
 
 
 def _list_limits(ops: Iterable[Op], where: ServingCircumstance, dtype: str) -> dict[str, Term]:
