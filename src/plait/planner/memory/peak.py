@@ -81,5 +81,5 @@ def derive_stage_parts(
         MemoryPart.ACTIVATIONS: stage.num_layers * stage.micro_batches * layer.block,
         MemoryPart.ENDS: derive_ends_bytes(contract, plan, stage),
         MemoryPart.BUFFERS: layer.moving + max(0.0, layer.running - logit_bytes) + gathered_bytes,
-        MemoryPart.LIBRARIES: LIBRARY_BYTES.value if plan.num_devices > 1 else 0.0,
+        MemoryPart.LIBRARIES: LIBRARY_BYTES.value,
     }
