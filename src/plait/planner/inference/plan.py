@@ -6,6 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from plait.config.model import ModelConfig
+from plait.config.overlap import OverlapConfig
+from plait.config.precision import PrecisionConfig
 from plait.contract.op import Op
 from plait.errors import ShardingError
 from plait.planner.cluster import Cluster
@@ -114,8 +116,18 @@ def plan_inference(
         model, cluster, load, degrees,
         _find_worse(even, _get_prefill), _find_worse(even, _get_decode),
         _find_worse(every, _get_prefill), _find_worse(every, _get_decode),
-        tuple(f"{name} = {value}" for name, value in asked.items()),
+        tuple(f"{name} = {_show(value)}" for name, value in asked.items()),
     )  # fmt: skip
+
+
+def _show(value: object) -> str:
+    match value:
+        case OverlapConfig():
+            return value.asked
+        case PrecisionConfig():
+            return value.compute
+        case _:
+            return str(value).lower()
 
 
 def list_degrees(cluster: Cluster) -> list[int]:

@@ -118,6 +118,10 @@ def _list_findings(report: InferenceReport, shown: Sequence[InferenceDegree]) ->
         yield f"most tokens from a device with room: tp {most.server.tp}, {rate} tokens/s, {most.num_replicas} replicas"
     yield f"time per token first gets worse {_describe_worse(report.worse_decode, report.worse_decode_any)}"
     yield f"time to first token first gets worse {_describe_worse(report.worse_prefill, report.worse_prefill_any)}"
+    yield f"max batch: requests of {report.load.context_len} tokens that still fit; max tokens: batch times context"
+    if any(each.server.tp > report.model.num_kv_heads for each in report.predictions):
+        heads = report.model.num_kv_heads
+        yield f"beyond tp {heads} a KV head is on several ranks, and a rank's cache shrinks no further"
     if any(each.server.sequence_parallel for each in report.predictions):
         yield "mode: prompts are read sequence parallel (SP) or with all-reduces (AR); tokens with all-reduces always"
     if any(not each.is_even for each in shown):
@@ -150,7 +154,7 @@ def _describe_worse(worse: Worse | None, of_any: Worse | None) -> str:
 
 def _name_step(worse: Worse) -> str:
     before, after = format_seconds(worse.before_s), format_seconds(worse.seconds)
-    return f"tp {worse.tp} ({before} at {worse.before} -> {after}, {100 * (worse.factor - 1):.2g} % longer)"
+    return f"tp {worse.tp} ({before} at {worse.before} -> {after}, {worse.factor:.3g} times as long)"
 
 
 def _list_refused(report: InferenceReport) -> Iterator[str]:

@@ -190,6 +190,21 @@ def test_tables_fit_into_80_columns_and_say_what_was_found(report: InferenceRepo
         assert words in " ".join(text.split())
 
 
+def test_what_was_fixed_is_said_in_words() -> None:
+    fixed = {"tp": 2, "sequence_parallel": False, "overlap": OverlapConfig(policy="disabled")}
+    report = plan_inference(LLAMA, TWO_HOSTS, batch=1, prompt_len=64, generate_len=8, fixed=fixed)
+    assert report.fixed == ("tp = 2", "sequence_parallel = false", "overlap = disabled")
+    (only,) = report.predictions
+    assert (only.server.tp, only.server.sequence_parallel) == (2, False)
+
+
+def test_a_device_without_fp8_says_so() -> None:
+    with pytest.raises(ConfigError, match="float8"):
+        predict_inference(
+            LLAMA, Cluster(load_hardware("a100"), 8), ServerConfig(quantization="fp8_delayedscaling"), LOAD
+        )
+
+
 def test_a_load_without_room_says_so() -> None:
     nowhere = plan_inference(load_preset("llama3-405b"), Cluster(H100, 8), batch=1, prompt_len=128, generate_len=8)
     assert nowhere.fastest is None
