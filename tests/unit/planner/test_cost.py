@@ -2,7 +2,7 @@
 
 import pytest
 
-from plait.planner.cost import Kind, build_leaf, is_sum, join
+from plait.planner.cost import Cost, Kind, build_leaf, is_sum, join
 
 
 def test_a_node_is_its_parts_times_how_often_they_happen() -> None:
@@ -14,7 +14,7 @@ def test_a_node_is_its_parts_times_how_often_they_happen() -> None:
     assert step.sum_by_kind() == {Kind.GEMM: 8.0, Kind.COMMUNICATION: 4.0, Kind.OPTIMIZER: 5.0}
     assert step.exposed_s == 4.0
     assert is_sum(step)
-    assert not is_sum(join("wrong", [step]).hiding(0).__class__("x", None, 1.0, 0, 2, parts=(step,)))
+    assert not is_sum(Cost("wrong", None, 1.0, 0.5, 2.0, parts=(step,)))
 
 
 def test_intervals_hold_the_value_and_add_up_end_by_end() -> None:

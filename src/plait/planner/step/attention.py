@@ -2,6 +2,7 @@
 
 from plait.contract.op import Op
 from plait.contract.step import Gemm, list_gemms
+from plait.dtype import width_bytes
 from plait.planner.cost import Cost, Kind, build_leaf, join
 from plait.planner.laws import (
     AttentionShape,
@@ -62,7 +63,8 @@ def _build_ring(op: Op, where: Circumstance, step_s: float, *, backward: bool) -
     if cp == 1:
         return []
     numel = sum(rows * columns for rows, columns in (x.layout.local_shape(setting.rank) for x in op.inputs[1:]))
-    one = estimate_p2p(where.hardware, 2 * numel * (2 if backward else 1), local=where.place("cp").is_local)
+    num_bytes = numel * width_bytes(setting.dtype) * (2 if backward else 1)
+    one = estimate_p2p(where.hardware, num_bytes, local=where.place("cp").is_local)
     exposed_s = (cp - 1) * max(0.0, one.seconds - step_s)
     leaf = build_leaf("ring of keys and values", Kind.COMMUNICATION, exposed_s, one.uncertainty, one.constants)
     return [leaf.hiding((cp - 1) * one.seconds - exposed_s)]

@@ -7,6 +7,7 @@ from math import prod
 from plait.config.model import ModelConfig
 from plait.contract.op import Op
 from plait.contract.step import list_moves
+from plait.dtype import width_bytes
 from plait.planner.cluster import Cluster
 from plait.planner.cost import Cost, Kind, join
 from plait.planner.laws import estimate_loss
@@ -48,10 +49,15 @@ def build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len
 
 @lru_cache(maxsize=16384)
 def _build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len: int) -> Layers:
+    """Nothing is built twice: what is computed again comes before the backward of the same plan without recompute."""
     where = Circumstance(cluster, plan, derive_planned_model(model, plan, seq_len))
+    if plan.recompute != "none":
+        plain = _build_layers(model, cluster, replace(plan, recompute="none"), seq_len)
+        backward = [*_build_again(plain.forward, where), *plain.backward.parts]
+        return replace(plain, backward=join("backward", backward))
     contract = where.contract
     forward = join("forward", _build_ops(contract.block, "forward", where))
-    backward = [*_build_again(forward, where), *_build_ops(contract.block[::-1], "backward", where)]
+    backward = _build_ops(contract.block[::-1], "backward", where)
     return Layers(forward, join("backward", backward), _build_embedding(where), _build_head(where))
 
 
@@ -68,9 +74,7 @@ def _build_ops(ops: tuple[Op, ...], direction: Direction, where: Circumstance) -
 
 
 def _build_again(forward: Cost, where: Circumstance) -> list[Cost]:
-    """What is computed a second time before backward: nothing, the attention core, or all of the block."""
-    if where.plan.recompute == "none":
-        return []
+    """What is computed a second time before backward: the attention core, or all of the block."""
     again = [forward]
     if where.plan.recompute == "selective":
         again = [build_attention(op, "forward", where) for op in where.contract.block if is_attention(op)]
@@ -81,7 +85,8 @@ def _build_embedding(where: Circumstance) -> Cost:
     """Rows looked up and summed over tp; backward adds their gradients up."""
     parts: list[Cost] = []
     for op in where.contract.entry:
-        size = 2 * prod(op.outputs[0].layout.local_shape(where.contract.setting.rank))
+        setting = where.contract.setting
+        size = prod(op.outputs[0].layout.local_shape(setting.rank)) * width_bytes(setting.dtype)
         parts += [where.build_kernel("look up", 2 * size), where.build_kernel("add up", 3 * size)]
         parts += where.build_moves(list_moves((*op.forward, *op.backward)))
     return join("embedding", parts)

@@ -8,6 +8,7 @@ from typing import Literal
 from plait.config.overlap import OverlapConfig
 from plait.contract.op import Op
 from plait.contract.step import Gemm, Move, Step, list_gemms, list_moves
+from plait.dtype import width_bytes
 from plait.planner.cost import Cost, Kind, build_leaf, join
 from plait.planner.laws import Estimate, estimate_gemm, estimate_quantize
 from plait.planner.step.circumstance import Circumstance, build_cost
@@ -65,8 +66,8 @@ def _overlap(op: Op, direction: Direction, where: Circumstance, timed: _Timed) -
     is_row = _is_row(op)
     entry = derive_transition(setting.activation, Replicate())
     leave = derive_transition(Partial(), setting.activation)
-    width = setting.num_tokens and prod(op.outputs[0].layout.shape if is_row else op.inputs[0].layout.shape)
-    row_bytes = 2 * width / setting.num_tokens
+    width = (op.outputs if is_row else op.inputs)[0].layout.shape[1]
+    row_bytes = width * width_bytes(setting.sum_dtype)
     memory = hardware.memory
     one = Pass(
         _PASSES["row" if is_row else "column", direction],
