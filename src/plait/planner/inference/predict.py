@@ -54,9 +54,7 @@ def _list_weak(cluster: Cluster, server: ServerConfig, load: Load) -> tuple[str,
     if server.launch == "host":
         weak.append("launched by the host: only collectives are, other kernels are timed as from a graph")
     if server.tp > 1:
-        weak.append(
-            "all-reduces are the library's: one-shot kernels of servers are faster for few tokens, and were not measured"
-        )
+        weak.append("all-reduces are the library's: one-shot kernels are faster for few tokens, and were not measured")
     if server.quantization == "fp8_rowwise":
         weak.append("rowwise scales: its GEMMs were not measured, and are timed as tensorwise ones")
     return tuple(weak)

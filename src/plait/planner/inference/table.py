@@ -154,7 +154,7 @@ def _describe_worse(worse: Worse | None, of_any: Worse | None) -> str:
 
 def _name_step(worse: Worse) -> str:
     before, after = format_seconds(worse.before_s), format_seconds(worse.seconds)
-    return f"tp {worse.tp} ({before} at {worse.before} -> {after}, {worse.factor:.3g} times as long)"
+    return f"tp {worse.tp} ({before} at {worse.before} -> {after}, {worse.factor:.4g} times as long)"
 
 
 def _list_refused(report: InferenceReport) -> Iterator[str]:
