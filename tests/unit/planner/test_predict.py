@@ -96,6 +96,18 @@ def test_every_leaf_names_constants_that_have_a_provenance() -> None:
             assert set(node.constants) <= known, node.name
 
 
+def test_hidden_communication_widens_the_interval_as_the_gain_is_uncertain() -> None:
+    hidden, shown = (
+        predict_small(PlanConfig(tp=4, overlap=OverlapConfig(policy=policy))).step.find("layers.0.mlp.w_gate|w_up")
+        for policy in ("auto", "disabled")
+    )
+    (hidden_leaf, shown_leaf) = (node.parts[-1] for node in (hidden, shown))
+    assert "overlap.gain" in hidden_leaf.constants
+    assert "overlap.gain" not in shown_leaf.constants
+    assert hidden_leaf.high_s / hidden_leaf.seconds > shown_leaf.high_s / shown_leaf.seconds
+    assert hidden_leaf.low_s < hidden_leaf.seconds < hidden_leaf.high_s < shown_leaf.high_s
+
+
 def test_equal_arguments_give_equal_predictions() -> None:
     plan = PlanConfig(tp=4, pp=2, dp_shard=2)
     assert predict_small(plan) == predict_small(replace(plan))

@@ -105,6 +105,7 @@ def _build(each: _Exchange, where: Circumstance, num_layers: int) -> list[Cost]:
         taxed_s = (where.hardware.overlap.compute_tax.value - 1) * (estimate.seconds - exposed_s)
     total_s = each.times * (exposed_s + taxed_s)
     note = f"{each.collective}: {each.placement.across} domains of {each.placement.inside}, {each.times} a step"
-    leaf = build_leaf(each.name, Kind.DATA_PARALLEL, total_s, estimate.uncertainty, estimate.constants, note=note)
+    constants = (*estimate.constants, *([where.hardware.overlap.compute_tax.name] if taxed_s else []))
+    leaf = build_leaf(each.name, Kind.DATA_PARALLEL, total_s, estimate.uncertainty, constants, note=note)
     hidden_s = max(0.0, each.times * estimate.seconds - total_s)
     return [leaf.hiding(hidden_s).moving([each.collective] * each.times)]

@@ -9,7 +9,8 @@ from plait.config.overlap import OverlapConfig
 from plait.contract.op import Op
 from plait.contract.step import Gemm, Move, Step, list_gemms, list_moves
 from plait.dtype import width_bytes
-from plait.planner.cost import Cost, Kind, build_leaf, join
+from plait.planner.cost import Cost, Kind, join
+from plait.planner.hardware import Constant
 from plait.planner.laws import Estimate, estimate_gemm, estimate_quantize
 from plait.planner.step.circumstance import Circumstance, build_cost
 from plait.planner.step.overlap import Gain, Overlapped, Pass, time_pass
@@ -41,13 +42,14 @@ def build_linear(op: Op, direction: Direction, where: Circumstance, *, is_head: 
     beside = {move.tensor: move for move in list_moves(steps) if move.tensor in _BESIDE}
     moves = {name: where.estimate_move(m.collective, wire_share=_share(m, where, dtype)) for name, m in beside.items()}
     timed = _overlap(op, direction, where, (gemms, estimates, moves, dtype))
+    compute_s = sum(estimate.seconds for estimate in estimates.values())
     rest = [move for move in list_moves(steps) if move.tensor not in _BESIDE]
     return join(
         op.name,
         [
             *_build_quantise(op, direction, where, dtype),
             *(_build_gemm(gemm, estimates[what], where, dtype) for what, gemm in gemms.items()),
-            *([_build_exposed(beside, moves, sum(e.seconds for e in estimates.values()), timed)] if moves else []),
+            *([_build_exposed(beside, moves, compute_s, timed, where.hardware.overlap.gain)] if moves else []),
             *where.build_moves(rest),
         ],
         note=direction,
@@ -149,12 +151,24 @@ def _build_quantise(op: Op, direction: Direction, where: Circumstance, dtype: st
     return [join("quantise", [build_cost("quantise", Kind.MEMORY_BOUND, one)], times=passes)]
 
 
-def _build_exposed(moves: dict[str, Move], estimates: dict[str, Estimate], compute_s: float, timed: Overlapped) -> Cost:
-    """What communication adds to the GEMMs, and what they hide of it."""
+def _build_exposed(
+    moves: dict[str, Move], estimates: dict[str, Estimate], compute_s: float, timed: Overlapped, gain: Constant
+) -> Cost:
+    """What communication adds to the GEMMs, and what they hide of it: more or less, as the gain is uncertain."""
     total_s = sum(estimate.seconds for estimate in estimates.values())
     exposed_s = max(0.0, timed.seconds - compute_s)
-    uncertainty = sum(e.seconds * e.uncertainty for e in estimates.values()) / total_s if total_s else 0.0
-    names = " + ".join(f"{move.collective.kind} {name}" for name, move in moves.items())
-    constants = tuple(dict.fromkeys(name for estimate in estimates.values() for name in estimate.constants))
-    leaf = build_leaf(names, Kind.COMMUNICATION, exposed_s, uncertainty, constants, note=timed.schedule)
-    return leaf.hiding(max(0.0, total_s - exposed_s)).moving(move.collective for move in moves.values())
+    hidden_s = max(0.0, total_s - exposed_s)
+    uncertainty = 1 + (sum(e.seconds * e.uncertainty for e in estimates.values()) / total_s if total_s else 0.0)
+    least, most = (gain.low or gain.value) / gain.value, (gain.high or gain.value) / gain.value
+    constants = [name for estimate in estimates.values() for name in estimate.constants]
+    return Cost(
+        " + ".join(f"{move.collective.kind} {name}" for name, move in moves.items()),
+        Kind.COMMUNICATION,
+        exposed_s,
+        low_s=max(0.0, exposed_s - (most - 1) * hidden_s) / uncertainty,
+        high_s=(exposed_s + (1 - least) * hidden_s) * uncertainty,
+        hidden_s=hidden_s,
+        constants=tuple(dict.fromkeys([*constants, *([gain.name] if hidden_s else [])])),
+        note=timed.schedule,
+        collectives=tuple(move.collective for move in moves.values()),
+    )
