@@ -1,0 +1,44 @@
+from plait.planner.plan_config import PlanConfig
+from plait.planner.report.words import (
+    describe_asked,
+    describe_plan,
+    describe_verdict,
+    format_constant,
+    list_first_worse,
+)
+from tests.support.planned_report import build_report
+
+
+def test_degrees_of_one_are_left_out_but_for_tp() -> None:
+    assert describe_plan(PlanConfig()) == "tp 1"
+    assert describe_plan(PlanConfig(tp=8, pp=4, interleave=2, dp_shard=2, dp_replicate=3)) == (
+        "tp 8, pp 4, dp 6, 2 chunks a rank"
+    )
+
+
+def test_the_verdict_names_plan_time_memory_and_what_binds() -> None:
+    report = build_report()
+    verdict = describe_verdict(report)
+    assert verdict.startswith("The fastest plan that fits is tp 4, pp 2, dp 2: ")
+    assert "The worst rank fits: " in verdict
+    assert f"What binds is {report.best.binding.term}" in verdict
+    assert describe_verdict(build_report(fits=False)).startswith("No plan fits; tp 4, pp 2, dp 2 lacks least: ")
+
+
+def test_what_was_asked_has_units() -> None:
+    assert describe_asked(build_report("my-model")).startswith("my-model (8.03 billion parameters) on 16 x NVIDIA H100")
+    assert "(262,144 tokens)" in describe_asked(build_report())
+
+
+def test_each_of_the_three_questions_has_an_answer() -> None:
+    answers = [said for _, said in list_first_worse(build_report())]
+    assert answers[0] == "no degree that was tried is worse than the one before"
+    assert answers[1].startswith("tp 16: ")
+    assert " at tp 8 (" in answers[1]
+
+
+def test_constants_are_printed_in_their_units() -> None:
+    assert format_constant(989e12, "FLOP/s") == "989 TFLOP/s"
+    assert format_constant(0.85, "1") == "0.85"
+    assert format_constant(4.7e-6, "s") == "4.7 us"
+    assert format_constant(0.0, "s") == "0 s"
