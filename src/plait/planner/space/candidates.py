@@ -1,0 +1,117 @@
+"""What is chosen within given degrees: micro-batches, chunks of a pipeline, recompute, and who shards the optimizer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from plait.config.model import ModelConfig
+from plait.config.overlap import OverlapConfig
+from plait.planner.plan_config import PlanConfig, Recompute, Sharded
+from plait.planner.space.degrees import Degrees, Task, list_divisors
+from plait.planner.space.fixed import Fixed
+from plait.planner.stages import ENDS_AS_BLOCKS
+
+_DISABLED = OverlapConfig(policy="disabled")
+
+_TAKEN = ("sequence_parallel", "fused_attention", "gradient_dtype", "overlap", "precision", "quantization")
+_TAKEN += ("overlaps_gradients", "overlaps_sends")
+"""Fields that are taken as they are fixed, or else stay at their default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan as far as it decides how long micro-batches take; who shards the optimizer state is open."""
+
+    degrees: Degrees
+    sequence_parallel: bool
+    micro_batch: int
+    recompute: Recompute
+    interleave: int
+
+    def build_plan(self, fixed: Fixed) -> PlanConfig:
+        """The plan, its optimizer state on every rank."""
+        fields: dict[str, Any] = {name: fixed[name] for name in _TAKEN if name in fixed}
+        degrees = self.degrees
+        fields |= {
+            "tp": degrees.tp, "cp": degrees.cp, "pp": degrees.pp, "dp_replicate": degrees.dp, "sharded": "nothing",
+            "sequence_parallel": self.sequence_parallel, "micro_batch": self.micro_batch, "recompute": self.recompute,
+            "interleave": self.interleave,
+        }  # fmt: skip
+        return PlanConfig(**fields)
+
+
+def list_candidates(degrees: Degrees, task: Task, fixed: Fixed) -> Iterator[Candidate]:
+    """All within degrees, in a fixed order."""
+    share = task.global_batch // degrees.dp
+    micro_batches = list_divisors(share) if "micro_batch" not in fixed else [fixed["micro_batch"]]
+    modes = [fixed["sequence_parallel"]] if "sequence_parallel" in fixed else [True, False]
+    for sequence_parallel in modes if degrees.tp > 1 else modes[:1]:
+        for micro_batch in micro_batches:
+            if share % micro_batch or _lacks_tokens(degrees, task, micro_batch, sequence_parallel=sequence_parallel):
+                continue
+            for interleave in _list_interleaves(degrees, task.model, fixed, share // micro_batch):
+                for recompute in [fixed["recompute"]] if "recompute" in fixed else get_args(Recompute):
+                    yield Candidate(degrees, sequence_parallel, micro_batch, recompute, interleave)
+
+
+def build_leanest(degrees: Degrees, task: Task, fixed: Fixed) -> PlanConfig:
+    """The plan within degrees that needs least memory, but for its sharding: nothing more can be computed again."""
+    lean = Candidate(
+        degrees,
+        fixed.get("sequence_parallel", True),
+        fixed.get("micro_batch", 1),
+        fixed.get("recompute", "full"),
+        fixed.get("interleave", 1),
+    )
+    return lean.build_plan(fixed)
+
+
+def list_shardings(plan: PlanConfig, fixed: Fixed) -> Iterator[PlanConfig]:
+    """Every way in which the data-parallel ranks of a plan can share out parameters, gradients and optimizer state."""
+    for sharded in _list_stages(fixed):
+        for shard in _list_shards(plan.dp, plan.cp, sharded, fixed):
+            yield replace(plan, sharded=sharded, dp_shard=shard, dp_replicate=plan.dp // shard)
+
+
+def list_strongest(plan: PlanConfig, fixed: Fixed) -> Iterator[PlanConfig]:
+    """Of each way of sharding the one over most ranks, without overlap: one of them needs least memory of all."""
+    plain = free_buffers(plan, fixed) or plan
+    for sharded in reversed(_list_stages(fixed)):
+        for shard in _list_shards(plan.dp, plan.cp, sharded, fixed)[-1:]:
+            yield replace(plain, sharded=sharded, dp_shard=shard, dp_replicate=plan.dp // shard)
+
+
+def _list_stages(fixed: Fixed) -> tuple[Sharded, ...]:
+    return (fixed["sharded"],) if "sharded" in fixed else get_args(Sharded)
+
+
+def free_buffers(plan: PlanConfig, fixed: Fixed) -> PlanConfig | None:
+    """The plan without overlap, which needs less memory but is never faster; none where overlap is fixed."""
+    return None if "overlap" in fixed or plan.tp == 1 else replace(plan, overlap=_DISABLED)
+
+
+def _list_shards(dp: int, cp: int, sharded: Sharded, fixed: Fixed) -> Sequence[int]:
+    if "dp_shard" in fixed or "dp_replicate" in fixed:
+        return [fixed.get("dp_shard") or dp // fixed["dp_replicate"]]
+    if sharded == "nothing":
+        return [1]
+    return [shard for shard in list_divisors(dp) if shard * cp > 1 or (dp * cp == 1 and "sharded" in fixed)]
+
+
+def _lacks_tokens(degrees: Degrees, task: Task, micro_batch: int, *, sequence_parallel: bool) -> bool:
+    return sequence_parallel and micro_batch * task.seq_len // degrees.cp < degrees.tp
+
+
+def _list_interleaves(degrees: Degrees, model: ModelConfig, fixed: Fixed, num_micro_batches: int) -> Sequence[int]:
+    """Chunks that all hold as many blocks, or would if embedding and head were one each; in rounds of pp micro-batches.
+
+    One chunk a rank is always possible.
+    """
+    pp = degrees.pp
+    if "interleave" in fixed:
+        return [fixed["interleave"]] if fixed["interleave"] == 1 or pp > 1 else []
+    if pp == 1 or num_micro_batches % pp:
+        return [1]
+    counts = (model.num_layers, model.num_layers + ENDS_AS_BLOCKS)
+    most = max(counts) // pp
+    return [1, *(v for v in range(2, most + 1) if any(count % (pp * v) == 0 for count in counts))]

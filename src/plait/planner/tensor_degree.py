@@ -1,0 +1,115 @@
+"""How far tensor parallelism pays: the first degree at which the complete predicted time gets worse.
+
+A larger degree shortens GEMMs less than it should, as they get narrow, and adds collectives that get no shorter. Asked
+three ways, from the layer alone to the whole plan:
+
+    layer   the same micro-batch on a larger and larger group of devices
+    same    a step of the same devices and the same plan; dp makes up for tp
+    best    a step of the same devices; everything else is chosen anew, and has to fit
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+
+from plait.errors import PlaitError
+from plait.planner.cost import Cost
+from plait.planner.plan_config import PlanConfig
+from plait.planner.predict import predict
+from plait.planner.prediction import Prediction
+from plait.planner.space.degrees import Task
+from plait.planner.step.block import build_layers
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDegree:
+    """What a tensor degree costs.
+
+    Attributes:
+        layer: forward and backward of one block for the micro-batch of the best plan, in a group of `tp` devices: the
+            same work on more and more devices.
+        same: the best plan with this degree in place of its own; dp makes up for it. Whether it fits is in its verdict.
+        best: the fastest plan with this degree that fits.
+        reason: why something of these is missing; empty where nothing is.
+    """
+
+    tp: int
+    layer: Cost | None
+    same: Prediction | None
+    best: Prediction | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Worse:
+    """A tensor degree at which the complete predicted time is longer than at the degree before.
+
+    Attributes:
+        before: the degree before.
+        term: what grew most: `gemm`, `communication`, `bubble`, ...
+        term_s: by how much.
+    """
+
+    tp: int
+    before: int
+    seconds: float
+    before_s: float
+    term: str
+    term_s: float
+
+    @property
+    def factor(self) -> float:
+        """How many times as long."""
+        return self.seconds / self.before_s
+
+
+def build_tensor_degree(tp: int, plan: PlanConfig, task: Task, best: Prediction | None, reason: str) -> TensorDegree:
+    """A degree beside `plan`, which is the best of all; `reason` says why this degree has no plan, if it has none."""
+    reasons = [reason] if reason else []
+    layer, same = None, None
+    try:
+        layer = build_layers(task.model, task.cluster, replace(plan, tp=tp), task.seq_len).block
+        same = predict(
+            task.model, task.cluster, exchange_dp(plan, tp, task.cluster.num_devices),
+            seq_len=task.seq_len, global_batch=task.global_batch,
+        )  # fmt: skip
+    except PlaitError as error:
+        reasons.append(f"all else equal: {error.message}")
+    return TensorDegree(tp, layer, same, best, "; ".join(reasons))
+
+
+def exchange_dp(plan: PlanConfig, tp: int, num_devices: int) -> PlanConfig:
+    """The same with another tp, and as many data-parallel ranks as it leaves.
+
+    Groups that share the optimizer state out shrink or grow; there are as many of them as before, if they divide.
+    """
+    dp = num_devices // (tp * plan.cp * plan.pp)
+    if plan.sharded == "nothing":
+        return replace(plan, tp=tp, dp_replicate=dp, dp_shard=1)
+    replicate = gcd(plan.dp_replicate, dp)
+    return replace(plan, tp=tp, dp_replicate=replicate, dp_shard=dp // max(1, replicate))
+
+
+def find_worse(costs: Iterable[tuple[int, Cost]]) -> Worse | None:
+    """The first degree that takes longer than the one before, in the order given."""
+    before: tuple[int, Cost] | None = None
+    for tp, cost in costs:
+        if before is not None and cost.seconds > before[1].seconds:
+            term, term_s = find_growth(cost, before[1])
+            return Worse(tp, before[0], cost.seconds, before[1].seconds, term, term_s)
+        before = (tp, cost)
+    return None
+
+
+def find_growth(cost: Cost, before: Cost) -> tuple[str, float]:
+    """The term that grew most, and by how many seconds."""
+    differences = compare_terms(cost, before)
+    term = max(differences, key=lambda name: differences[name])
+    return term, differences[term]
+
+
+def compare_terms(cost: Cost, before: Cost) -> Mapping[str, float]:
+    """By how many seconds each term of a cost is longer than that of another, by its name in words."""
+    now, then = cost.sum_by_kind(), before.sum_by_kind()
+    kinds = dict.fromkeys((*now, *then))
+    return {kind.value.replace("_", " "): now[kind] - then[kind] for kind in kinds}
