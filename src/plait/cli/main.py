@@ -15,6 +15,7 @@ _SUMMARIES = {
     "bench": "Measure on this machine, against the limit",
     "explain": "What each rank holds, computes and sends",
     "models": "List the models known by name",
+    "plan": "Predict time and memory of every plan, and rank them",
     "train": "Train a model, or resume its training",
     "verify": "Compare a sharded model with the unsharded one",
 }

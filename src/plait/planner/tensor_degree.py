@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 
-from plait.errors import PlaitError
+from plait.errors import ConfigError, PlaitError
 from plait.planner.cost import Cost
 from plait.planner.plan_config import PlanConfig
 from plait.planner.predict import predict
@@ -67,10 +67,13 @@ def build_tensor_degree(tp: int, plan: PlanConfig, task: Task, best: Prediction 
     """A degree beside `plan`, which is the best of all; `reason` says why this degree has no plan, if it has none."""
     reasons = [reason] if reason else []
     layer, same = None, None
+    num_devices = task.cluster.num_devices
     try:
         layer = build_layers(task.model, task.cluster, replace(plan, tp=tp), task.seq_len).block
+        if num_devices % (tp * plan.cp * plan.pp):
+            raise ConfigError(f"tp {tp} * cp {plan.cp} * pp {plan.pp} does not divide {num_devices} devices")
         same = predict(
-            task.model, task.cluster, exchange_dp(plan, tp, task.cluster.num_devices),
+            task.model, task.cluster, exchange_dp(plan, tp, num_devices),
             seq_len=task.seq_len, global_batch=task.global_batch,
         )  # fmt: skip
     except PlaitError as error:
@@ -87,7 +90,7 @@ def exchange_dp(plan: PlanConfig, tp: int, num_devices: int) -> PlanConfig:
     if plan.sharded == "nothing":
         return replace(plan, tp=tp, dp_replicate=dp, dp_shard=1)
     replicate = gcd(plan.dp_replicate, dp)
-    return replace(plan, tp=tp, dp_replicate=replicate, dp_shard=dp // max(1, replicate))
+    return replace(plan, tp=tp, dp_replicate=replicate, dp_shard=dp // replicate)
 
 
 def find_worse(costs: Iterable[tuple[int, Cost]]) -> Worse | None:

@@ -1,0 +1,177 @@
+"""`plait plan`: what a run will cost, before it, without torch."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from plait.cli.arguments import json_option, overrides_argument, source_argument
+from plait.cli.plan.record import build_record
+from plait.cli.plan.table import build_tables
+from plait.cli.plan.tree import build_explanation
+from plait.config.format import format_run_config
+from plait.config.load import load_run_config
+from plait.config.run import RunConfig
+from plait.errors import ConfigError, PlaitError
+from plait.planner.cluster import Cluster
+from plait.planner.hardware import Hardware, load_hardware
+from plait.planner.plan import LIMIT, PlanReport, plan
+from plait.planner.run_config import build_run_config, check_can_run
+from plait.planner.space.fixed import Fixed, parse_fixed
+from plait.planner.timeline import build_layer_charts
+from plait.planner.why_not import WhyNot, why_not
+from plait.schedule.trace_file import build_trace
+
+_COLUMNS = 120
+"""Width of the tables where stdout is not a terminal."""
+
+_FILES = ("write_path", "trace_path", "report_path")
+
+_Loaded = TypeVar("_Loaded")
+
+
+@click.command("plan")
+@source_argument
+@overrides_argument
+@click.option("--hardware", required=True, help="A name (h100), a TOML file, or: measured")
+@click.option("--gpus", type=click.IntRange(1), required=True, help="Devices of the job")
+@click.option("--seq", type=click.IntRange(1), help="Tokens of a sequence [default: that of the run]")
+@click.option("--global-batch", type=click.IntRange(1), help="Sequences of a step [default: those of the run]")
+@click.option("--fix", multiple=True, metavar="KEY=VALUE,...", help="Part of the plan as given: tp=8,pp=4")
+@click.option("--top", type=click.IntRange(1), default=LIMIT, show_default=True, help="Plans of the table")
+@click.option("--explain", is_flag=True, help="Show what the best plan's step is made of, and from which constants")
+@click.option("--why-not", "why", multiple=True, metavar="KEY=VALUE,...", help="Say why the best plan has not: tp=16")
+@click.option("--write", "write_path", type=Path, help="Write the best plan as a config of plait train (.toml)")
+@click.option("--trace", "trace_path", type=Path, help="Write the best plan's layer as a trace for Perfetto (.json)")
+@click.option("--report", "report_path", type=Path, help="Write everything as one page (.html)")
+@click.option("--inference", is_flag=True, help="Plan a server, not a training run")
+@click.option("--batch", type=int, default=1, show_default=True, help="Of a server: requests answered together")
+@click.option("--prompt", type=int, default=1024, show_default=True, help="Of a server: tokens of a prompt")
+@click.option("--generate", type=int, default=256, show_default=True, help="Of a server: tokens of an answer")
+@json_option
+def command(source: str, overrides: Sequence[str], as_json: bool, **options: Any) -> None:
+    """Rank every way to train MODEL on so many devices, by predicted time.
+
+    MODEL is a TOML file, a preset (see plait models) or a Hugging Face config. Searched are tp, sequence parallelism,
+    cp, pp and its chunks, dp and what it shards, micro-batch and recompute; --fix leaves less to choose. Overrides set
+    what --write writes beside the plan: data.kind=tokens data.paths=corpus.bin.
+    """
+    run, hardware, fixed = _load(source, overrides, options)
+    cluster = Cluster(hardware, options["gpus"])
+    console = Console(width=None if sys.stdout.isatty() else _COLUMNS, highlight=False)
+    if options["inference"]:
+        _plan_server(source, run, cluster, fixed, options, None if as_json else console)
+        return
+    report = plan(
+        run.model, cluster, seq_len=options["seq"] or run.seq_len, global_batch=_count_sequences(run, options),
+        fixed=fixed, name=source, limit=options["top"],
+    )  # fmt: skip
+    answers = [why_not(report, asked) for asked in options["why"]]
+    if as_json:
+        click.echo(json.dumps(build_record(report, answers), indent=2))
+    else:
+        console.print(_show(report, answers, console.width, explain=options["explain"]))
+    _write_files(report, run, options)
+    if not report.ranked and not report.settings:
+        raise ConfigError(
+            "no plan fits these devices", hint="more devices, or --fix sharded=parameters to see by how much"
+        )
+
+
+def _load(source: str, overrides: Sequence[str], options: dict[str, Any]) -> tuple[RunConfig, Hardware, Fixed]:
+    """Everything that can be wrong before anything is planned, in one error."""
+    problems: list[PlaitError] = []
+    run = _try(lambda: load_run_config(source, overrides), problems)
+    hardware = _try(lambda: load_hardware(options["hardware"]), problems)
+    fixed = _try(lambda: parse_fixed(options["fix"], what="--fix"), problems)
+    for asked in options["why"]:
+        _try(lambda asked=asked: parse_fixed([asked], what="--why-not"), problems)  # type: ignore[misc]
+    _check_files(options, problems)
+    if run is None or hardware is None or fixed is None or problems:
+        if len(problems) == 1:
+            raise problems[0]
+        raise ConfigError.from_problems("plait plan", [_describe(problem) for problem in problems])
+    given = {name: getattr(run, name) for name in ("precision", "overlap") if name in run.model_fields_set}
+    return run, hardware, {**given, **fixed}
+
+
+def _try(load: Callable[[], _Loaded], problems: list[PlaitError]) -> _Loaded | None:
+    try:
+        return load()
+    except PlaitError as error:
+        problems.append(error)
+        return None
+
+
+def _describe(error: PlaitError) -> str:
+    text = error.message if error.hint is None else f"{error.message} ({error.hint})"
+    return text.replace("\n", "\n  ")
+
+
+def _check_files(options: dict[str, Any], problems: list[PlaitError]) -> None:
+    """What could not be written afterwards is not searched for."""
+    paths = [options[name] for name in _FILES if options[name] is not None]
+    problems += [
+        ConfigError(f"{path}: there is no folder {path.parent}")
+        for path in paths
+        if not path.absolute().parent.is_dir()
+    ]
+    if options["report_path"] is not None:
+        from plait.planner.report.write import check_can_write  # noqa: PLC0415 (plotly is an extra)
+
+        _try(lambda: check_can_write(options["report_path"]), problems)
+
+
+def _count_sequences(run: RunConfig, options: dict[str, Any]) -> int:
+    if options["global_batch"] is not None:
+        return int(options["global_batch"])
+    if not {"train", "parallel"} & run.model_fields_set:
+        raise ConfigError("--global-batch is required: the model says nothing of a batch", hint="--global-batch 512")
+    return run.tokens_per_step // run.seq_len
+
+
+def _show(report: PlanReport, answers: Sequence[WhyNot], width: int, *, explain: bool) -> RenderableType:
+    parts: list[RenderableType] = [build_tables(report, width)]
+    if explain:
+        parts += [Text(), build_explanation(report.best)]
+    for answer in answers:
+        parts += [Text(), Text(answer.reason)]
+    return Group(*parts)
+
+
+def _write_files(report: PlanReport, run: RunConfig, options: dict[str, Any]) -> None:
+    if (path := options["trace_path"]) is not None:
+        charts = [layer.chart for layer in build_layer_charts(report.best)]
+        path.write_text(json.dumps(build_trace(charts)) + "\n", encoding="utf-8")
+    if (path := options["report_path"]) is not None:
+        from plait.planner.report.write import write_report  # noqa: PLC0415 (plotly is an extra)
+
+        write_report(report, path)
+    if (path := options["write_path"]) is not None:
+        check_can_run(report)
+        path.write_text(format_run_config(build_run_config(report.best, run)), encoding="utf-8")
+
+
+def _plan_server(
+    source: str, run: RunConfig, cluster: Cluster, fixed: Fixed, options: dict[str, Any], console: Console | None
+) -> None:
+    from plait.planner.inference import plan_inference  # noqa: PLC0415 (who trains need not wait for it)
+    from plait.planner.inference.record import build_inference_record  # noqa: PLC0415
+    from plait.planner.inference.table import build_inference_tables  # noqa: PLC0415
+
+    asked = {name: str(options[f"{name}_path"]) for name in ("write", "trace", "report") if options[f"{name}_path"]}
+    if asked or options["why"]:
+        raise ConfigError(f"--inference writes no {' and no '.join(asked) or 'why-not'}: they are of a training run")
+    report = plan_inference(
+        run.model, cluster, batch=options["batch"], prompt_len=options["prompt"], generate_len=options["generate"],
+        fixed=fixed,
+    )  # fmt: skip
+    if console is None:
+        click.echo(json.dumps(build_inference_record(source, report), indent=2))
+    else:
+        console.print(build_inference_tables(source, report))
