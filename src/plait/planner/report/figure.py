@@ -19,7 +19,7 @@ def choose_time_unit(longest_s: float) -> tuple[float, str]:
 
 def build_marker(ink: Ink) -> dict[str, Any]:
     """A bar's colour and hatching."""
-    marker: dict[str, Any] = {"color": ink.color, "line": {"width": 0.5, "color": "rgba(160,160,160,0.8)"}}
+    marker: dict[str, Any] = {"color": ink.color, "line": {"width": 0.5, "color": "rgba(0,0,0,0.35)"}}
     if ink.pattern:
         hatching = {"shape": ink.pattern, "bgcolor": ink.color, "fgcolor": "#FFFFFF", "size": 7, "solidity": 0.3}
         marker["pattern"] = hatching
@@ -43,6 +43,24 @@ def build_layout(x_title: str, y_title: str, **more: Any) -> dict[str, Any]:
         "yaxis": {"title": {"text": escape(y_title)}, "rangemode": "tozero", "fixedrange": True},
         **more,
     }  # fmt: skip
+
+
+def tell_parts(title: str, parts: Sequence[tuple[str, str, float]], chosen: str, words: Sequence[str] = ()) -> str:
+    """A bar as a hover tells it: all its parts, so that thin ones are found too, with the one pointed at in bold.
+
+    `parts` are label, size in words and share, from bottom to top; listed as they are stacked, so from top to bottom.
+    """
+    lines = [
+        f"<b>{line}</b>" if label == chosen else line
+        for label, size, share in reversed(parts)
+        for line in (f"{escape(label)}: {escape(size)}, {share:.1%}",)
+    ]
+    return "<br>".join([f"<b>{escape(title)}</b>", *lines, *map(escape, words)])
+
+
+def choose_gap(num_bars: int) -> float:
+    """Between bars, as a share: few bars are not to look like walls."""
+    return max(0.35, 0.85 - 0.12 * num_bars)
 
 
 def build_mark(x: float, y: float, text: str, **more: Any) -> dict[str, Any]:

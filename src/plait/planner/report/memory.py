@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from plait.planner.plan import PlanReport
 from plait.planner.prediction import MemoryPart, Prediction
-from plait.planner.report.figure import Figure, build_layout, build_mark, build_stack
+from plait.planner.report.figure import Figure, build_layout, build_mark, build_stack, choose_gap, tell_parts
 from plait.planner.report.palette import MEMORY
 from plait.planner.report.ranks import RankMemory, list_rank_memory
 from plait.units import format_bytes
 
 _GB = 1e9
-_MOST_WORDS = 16
-"""Bars above which there is room for their sum."""
+_MOST_SUMS = 8
+"""Bars beneath which there is room for their sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +65,26 @@ def _build_figure(bars: Sequence[_Bar], capacity_bytes: float, title: str) -> Fi
     ]
     highest = max(capacity_bytes, *(bar.total_bytes for bar in bars)) / _GB
     capacity = capacity_bytes / _GB
-    marks = [
-        build_mark(place, bar.total_bytes / _GB, f"<b>{bar.total_bytes / _GB:.3g}</b>")
-        for place, bar in enumerate(bars if len(bars) <= _MOST_WORDS else ())
-    ]
-    words = f"a device has {format_bytes(capacity_bytes)}"
-    marks.append(build_mark(1, capacity, words, xref="paper", xanchor="right"))
+    words = f"a device has {format_bytes(capacity_bytes)} (dashed)"
+    mark = build_mark(1, 1, words, xref="paper", yref="paper", xanchor="right")
     line = {
         "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": capacity, "y1": capacity,
         "line": {"dash": "dash", "width": 1.5, "color": "#808080"},
     }  # fmt: skip
-    layout = build_layout(title, "memory [GB]", annotations=marks, shapes=[line])
-    layout["yaxis"]["range"] = [0, highest * 1.15]
+    layout = build_layout(title, "memory [GB]", annotations=[mark], shapes=[line])
+    if len(bars) <= _MOST_SUMS:
+        sums = [f"{bar.label}<br><b>{bar.total_bytes / _GB:.3g} GB</b>" for bar in bars]
+        layout["xaxis"] |= {"tickmode": "array", "tickvals": list(range(len(bars))), "ticktext": sums}
+    layout["bargap"] = choose_gap(len(bars))
+    layout["yaxis"]["range"] = [0, highest * 1.04]
     return {"data": stacks, "layout": layout}
 
 
-def _tell(bar: _Bar, part: MemoryPart) -> str:
-    size, total, ink = bar.parts.get(part, 0.0), bar.total_bytes, MEMORY[part]
-    meaning = f"<br>{ink.meaning}" if ink.meaning else ""
-    share = size / total if total else 0.0
-    return f"<b>{format_bytes(size)}</b> {ink.label}<br>{share:.1%} of {format_bytes(total)}{meaning}<br>{bar.what}"
+def _tell(bar: _Bar, chosen: MemoryPart) -> str:
+    total = bar.total_bytes
+    parts = [
+        (ink.label, format_bytes(bar.parts[part]), bar.parts[part] / total)
+        for part, ink in MEMORY.items()
+        if bar.parts.get(part)
+    ]
+    return tell_parts(format_bytes(total), parts, MEMORY[chosen].label, [bar.what, MEMORY[chosen].meaning])

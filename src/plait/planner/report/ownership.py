@@ -131,7 +131,7 @@ def _draw_parts(drawn: Drawn, degree: int, width: float, height: float) -> Itera
             words = f"tp rank {rank} owns {what} {interval} of {layout.split.size:,}{also}: {drawn.name}"
             yield _draw_box(box, color_rank(rank, degree), str(rank), words)
             yield _hatch(box) if len(ranks) > 1 else ""
-            yield _label(box, str(rank), color_rank(rank, degree))
+            yield _label(box, str(rank), color_rank(rank, degree), most=len(str(degree - 1)))
 
 
 def _draw_shared(drawn: Drawn, degree: int, width: float, height: float) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _draw_shared(drawn: Drawn, degree: int, width: float, height: float) -> Iter
     yield _draw_box(box, _SHARED, ranks, f"{words}: {drawn.name}")
     if degree > 1:
         yield _hatch(box)
-        yield _label(box, "sum" if is_addend else "all", _SHARED)
+        yield _label(box, "sum" if is_addend else "all", _SHARED, most=3)
 
 
 def _draw_box(box: tuple[float, float, float, float], color: str, ranks: str, words: str) -> str:
@@ -155,10 +155,10 @@ def _draw_box(box: tuple[float, float, float, float], color: str, ranks: str, wo
     )
 
 
-def _label(box: tuple[float, float, float, float], text: str, color: str) -> str:
-    """Words in the middle, if there is room."""
+def _label(box: tuple[float, float, float, float], text: str, color: str, *, most: int) -> str:
+    """Words in the middle, if there is room for as many as `most` letters."""
     x, y, width, height = box
-    if min(width / max(1, 0.6 * len(text)), height) < _ROOM_FOR_TEXT:
+    if min(width / max(1, 0.6 * most), height) < _ROOM_FOR_TEXT:
         return ""
     place = f'x="{x + width / 2:.2f}" y="{y + height / 2:.2f}"'
     return f'<text {place} fill="{color_text_on(color)}">{escape(text)}</text>'

@@ -6,6 +6,7 @@
   const touch = matchMedia("(pointer: coarse)");
   const narrow = matchMedia("(max-width: 640px)");
   const shown = {};
+  const FONT = "system-ui, sans-serif";
 
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -16,12 +17,12 @@
 
   function layoutOf(figure) {
     const given = figure.layout;
-    const label = { bgcolor: color("--card"), bordercolor: color("--muted"), font: { color: color("--ink"), size: 13 } };
+    const label = { bgcolor: color("--card"), bordercolor: color("--muted"), font: { color: color("--ink"), family: FONT, size: narrow.matches ? 11 : 13 } };
     return {
       ...given,
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      font: { color: color("--ink"), family: "system-ui, sans-serif", size: narrow.matches ? 11 : 13 },
+      font: { color: color("--ink"), family: FONT, size: narrow.matches ? 11 : 13 },
       hoverlabel: { ...label, align: "left" },
       xaxis: axis(given.xaxis),
       yaxis: axis(given.yaxis),

@@ -143,9 +143,10 @@ def build_ownership(report: PlanReport) -> str:
 
 def build_plans(report: PlanReport) -> str:
     """Ranked and refused ones."""
-    refused = tables.build_refused_table(report.refused)
-    folded = f"<details><summary>{len(report.refused)} reasons why other plans cannot be</summary>{refused}</details>"
-    inner = tables.build_ranked_table(report) + (folded if report.refused else "")
+    inner = tables.build_ranked_table(report)
+    if report.refused:
+        table = tables.build_refused_table(report.refused)
+        inner += f"<details><summary>{len(report.refused)} reasons why other plans cannot be</summary>{table}</details>"
     said = "Plans that fit, the fastest first." if report.ranked else "No plan fits; this one lacks least."
     return _build_section("plans", "Ranked plans", said, inner)
 

@@ -13,7 +13,10 @@ from plait.units import format_bytes, format_seconds
 _Cell = tuple[str, float | str]
 """What is read, and what it is sorted by."""
 
-_NUMBER = ' class="number"'
+_NUMBER, _PROSE = ' class="number"', ' class="prose"'
+_LONG = 45
+"""Letters of a cell that is broken into lines."""
+
 _MOST_ROWS = 200
 """Of ranked plans; a page with all of thousands would open slowly on a phone."""
 
@@ -132,4 +135,5 @@ def _build_table(heads: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
 
 def _build_cell(cell: _Cell) -> str:
     words, key = cell
-    return f'<td{_NUMBER * (not isinstance(key, str))} data-sort="{escape(str(key))}">{escape(words)}</td>'
+    kind = _NUMBER if not isinstance(key, str) else _PROSE if len(words) > _LONG else ""
+    return f'<td{kind} data-sort="{escape(str(key))}">{escape(words)}</td>'

@@ -7,7 +7,15 @@ from typing import Any
 from plait.planner.cost import Cost
 from plait.planner.plan import PlanReport, Worse
 from plait.planner.prediction import Prediction, Verdict
-from plait.planner.report.figure import Figure, build_layout, build_mark, build_stack, choose_time_unit
+from plait.planner.report.figure import (
+    Figure,
+    build_layout,
+    build_mark,
+    build_stack,
+    choose_gap,
+    choose_time_unit,
+    tell_parts,
+)
 from plait.planner.report.palette import GROUPS, TIME
 from plait.planner.report.words import describe_plan
 from plait.units import format_seconds
@@ -58,9 +66,9 @@ def _build_figure(bars: list[_Bar], worse: Worse | None, title: str) -> Figure:
             ink,
             xs,
             [total[kind] / scale_s for _, total in summed],
-            [_tell_part(bar, total[kind], f"{ink.label} ({group.lower()})") for bar, total in summed],
+            [_tell(bar, ink.label) for bar in bars],
         )
-        for group, kinds in GROUPS
+        for _, kinds in GROUPS
         for kind in kinds
         if any(total[kind] for _, total in summed)
         for ink in (TIME[kind],)
@@ -68,17 +76,22 @@ def _build_figure(bars: list[_Bar], worse: Worse | None, title: str) -> Figure:
     marks = [_build_total(place, bar, scale_s, worse) for place, bar in enumerate(bars)]
     top = max(bar.cost.high_s for bar in bars) / scale_s
     layout = build_layout("tensor degree (tp)", f"{title} [{unit}]", annotations=marks)
+    layout["bargap"] = choose_gap(len(bars))
     layout["yaxis"]["range"] = [0, top * 1.22]
     return {"data": [*stacks, _build_interval(bars, xs, scale_s)], "layout": layout}
 
 
-def _tell_part(bar: _Bar, seconds: float, label: str) -> str:
-    share = seconds / bar.cost.seconds if bar.cost.seconds else 0.0
-    return "<br>".join([
-        f"<b>tp {bar.tp}: {format_seconds(seconds)}</b> {escape(label)}",
-        f"{share:.1%} of {format_seconds(bar.cost.seconds)}",
-        *map(escape, bar.words),
-    ])  # fmt: skip
+def _tell(bar: _Bar, chosen: str) -> str:
+    cost, sums = bar.cost, bar.cost.sum_by_kind()
+    parts = [
+        (TIME[kind].label, format_seconds(sums[kind]), sums[kind] / cost.seconds)
+        for _, kinds in GROUPS
+        for kind in kinds
+        if sums[kind]
+    ]
+    title = f"tp {bar.tp}: {format_seconds(cost.seconds)}"
+    interval = f"between {format_seconds(cost.low_s)} and {format_seconds(cost.high_s)}"
+    return tell_parts(title, parts, chosen, [interval, *bar.words])
 
 
 def _build_total(place: int, bar: _Bar, scale_s: float, worse: Worse | None) -> dict[str, Any]:
@@ -102,9 +115,5 @@ def _build_interval(bars: list[_Bar], xs: list[str], scale_s: float) -> dict[str
             "arrayminus": [(bar.cost.seconds - bar.cost.low_s) / scale_s for bar in bars],
         },
         "hoverinfo": "text",
-        "hovertext": [
-            f"<b>tp {bar.tp}: {format_seconds(bar.cost.seconds)}</b><br>between {format_seconds(bar.cost.low_s)} and "
-            f"{format_seconds(bar.cost.high_s)}<br>" + "<br>".join(map(escape, bar.words))
-            for bar in bars
-        ],
+        "hovertext": [_tell(bar, "") for bar in bars],
     }  # fmt: skip

@@ -1,6 +1,7 @@
 import json
 import re
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -83,3 +84,10 @@ def test_a_report_without_a_plan_that_fits_says_so() -> None:
 def test_phones_are_told_the_width(page: str) -> None:
     assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
     assert "prefers-color-scheme: dark" in page
+
+
+def test_a_report_without_refusals_or_other_degrees_is_a_page_too() -> None:
+    report = replace(build_report(), refused=(), degrees=())
+    page = build_page(report, build_layer_charts(report.best), LIBRARY)
+    assert "why other plans cannot be" not in page
+    assert "Ranked plans" in page
