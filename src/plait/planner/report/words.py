@@ -70,16 +70,18 @@ def describe_memory(prediction: Prediction) -> str:
 
 def list_first_worse(report: PlanReport) -> list[tuple[str, str]]:
     """The first tensor degree at which the complete time gets worse, for each of the three questions."""
+    tried = [f"tp {each.tp}" for each in report.degrees]
+    none = f"only {tried[0]} was tried" if len(tried) == 1 else "no degree that was tried is worse than the one before"
     return [
-        ("One layer, on more and more devices", _describe_worse(report.worse_layer)),
-        ("The best plan's step with another tp, on these devices", _describe_worse(report.worse_same)),
-        ("The step, the rest of the plan chosen anew for each tp", _describe_worse(report.worse_best)),
+        ("One layer, on more and more devices", _describe_worse(report.worse_layer) or none),
+        ("The best plan's step with another tp, on these devices", _describe_worse(report.worse_same) or none),
+        ("The step, the rest of the plan chosen anew for each tp", _describe_worse(report.worse_best) or none),
     ]
 
 
 def _describe_worse(worse: Worse | None) -> str:
     if worse is None:
-        return "no degree that was tried is worse than the one before"
+        return ""
     return (
         f"tp {worse.tp}: {format_seconds(worse.seconds)} instead of {format_seconds(worse.before_s)} at tp "
         f"{worse.before} ({worse.factor:.2f} times as long); {worse.term} grew most, by {format_seconds(worse.term_s)}"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from plait.planner.plan_config import PlanConfig
 from plait.planner.report.words import (
     describe_asked,
@@ -35,6 +37,12 @@ def test_each_of_the_three_questions_has_an_answer() -> None:
     assert answers[0] == "no degree that was tried is worse than the one before"
     assert answers[1].startswith("tp 16: ")
     assert " at tp 8 (" in answers[1]
+
+
+def test_one_degree_is_not_compared_with_another() -> None:
+    report = build_report()
+    alone = replace(report, degrees=report.degrees[2:3], worse_same=None, worse_best=None)
+    assert {said for _, said in list_first_worse(alone)} == {"only tp 4 was tried"}
 
 
 def test_constants_are_printed_in_their_units() -> None:
