@@ -31,29 +31,29 @@ def build_run_config(prediction: Prediction, base: RunConfig) -> RunConfig:
     )
 
 
-def check_can_run(report: PlanReport) -> None:
-    """Refuse a best plan that does not fit or that `plait train` does not run yet, and name the best that it does.
+def choose_runnable(report: PlanReport) -> tuple[Prediction, str]:
+    """The fastest plan that fits and that `plait train` runs, and in words what it stands in for, if it does.
+
+    That is the report's best plan, or else the best with `RUNTIME`. What was fixed stays fixed.
 
     Raises:
-        ConfigError: why not, and how to get a plan that it runs.
+        ConfigError: there is none: what was fixed is what it does not run yet, or none of those plans fits.
     """
-    if not report.ranked:
-        raise ConfigError(f"no plan fits: the nearest lacks {format_bytes(-report.best.memory.margin_bytes)}")
-    missing = report.best.plan.list_missing()
-    if not missing:
-        return
-    problem = f"the best plan has {', '.join(missing)}, which plait train does not run yet"
-    wish = ",".join(f"{name}={value}" for name, value in RUNTIME.items())
-    raise ConfigError(problem, hint=f"--fix {wish} plans with what it runs: {_describe_best(report)}")
-
-
-def _describe_best(report: PlanReport) -> str:
+    best = report.best
+    missing = best.plan.list_missing()
+    if report.ranked and not missing:
+        return best, ""
+    lacks = f"the best plan has {', '.join(missing)}, which plait train does not run yet" if missing else "no plan fits"
+    fixed = [name for name, value in RUNTIME.items() if report.settings.get(name, value) != value]
+    if fixed:
+        raise ConfigError(f"{lacks}, and {', '.join(fixed)} is fixed", hint=f"leave {', '.join(fixed)} to the search")
     try:
         found = with_settings(report, RUNTIME)
     except PlaitError as error:
-        return f"there is none: {error.message}"
-    best = found.best
+        raise ConfigError(f"{lacks}, and without that there is none: {error.message}") from error
     if not found.ranked:
-        return f"none fits, the nearest lacks {format_bytes(-best.memory.margin_bytes)}"
-    slower = best.step_s / report.best.step_s
-    return f"tp = {best.plan.tp}, dp = {best.plan.dp}, {format_seconds(best.step_s)} a step, {slower:.2f} times as long"
+        lacking = format_bytes(-found.best.memory.margin_bytes)
+        raise ConfigError(f"{lacks}, and without that none fits: the nearest lacks {lacking}", hint="more devices")
+    other = found.best
+    times = f"{format_seconds(other.step_s)} a step, {other.step_s / best.step_s:.2f} times as long"
+    return other, f"{lacks}; the fastest that it runs is tp = {other.plan.tp}, dp = {other.plan.dp}: {times}"

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-import plait.cli.bench as module
+import plait.cli.bench.overlap as module
 from plait.cli.main import main
 
 

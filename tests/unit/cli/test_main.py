@@ -95,7 +95,7 @@ def test_a_missing_library_says_what_to_install(
     [
         ([], "error: Missing command\n\nhint: see plait --help\n"),
         (["exlain"], 'error: there is no command "exlain"\n\nhint: did you mean "explain"?\n'),
-        (["zzz"], 'error: there is no command "zzz"\n\nhint: known are bench, explain, models, train, verify\n'),
+        (["zzz"], 'error: there is no command "zzz"\n\nhint: known are bench, explain, models, plan, train, verify\n'),
         (["models", "x"], "error: Got unexpected extra argument (x)\n\nhint: see plait models --help\n"),
     ],
     ids=" ".join,
@@ -120,7 +120,7 @@ def test_help_lists_every_command_without_importing_one(
     status, out, err = run_main(capsys, "--help")
     assert (status, err) == (0, "")
     listed = out.partition("Commands:\n")[2].splitlines()
-    assert [line.split()[0] for line in listed] == ["bench", "explain", "models", "train", "verify"]
+    assert [line.split()[0] for line in listed] == ["bench", "explain", "models", "plan", "train", "verify"]
 
 
 @pytest.mark.parametrize("name", ["explain", "models"])

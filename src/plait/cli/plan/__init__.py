@@ -21,7 +21,7 @@ from plait.errors import ConfigError, PlaitError
 from plait.planner.cluster import Cluster
 from plait.planner.hardware import Hardware, load_hardware
 from plait.planner.plan import LIMIT, PlanReport, plan
-from plait.planner.run_config import build_run_config, check_can_run
+from plait.planner.run_config import build_run_config, choose_runnable
 from plait.planner.space.fixed import Fixed, parse_fixed
 from plait.planner.timeline import build_layer_charts
 from plait.planner.why_not import WhyNot, why_not
@@ -31,6 +31,9 @@ _COLUMNS = 120
 """Width of the tables where stdout is not a terminal."""
 
 _FILES = ("write_path", "trace_path", "report_path")
+
+_SECTIONS = ("precision", "overlap")
+"""Of a run, what a plan takes as it is."""
 
 _Loaded = TypeVar("_Loaded")
 
@@ -46,7 +49,7 @@ _Loaded = TypeVar("_Loaded")
 @click.option("--top", type=click.IntRange(1), default=LIMIT, show_default=True, help="Plans of the table")
 @click.option("--explain", is_flag=True, help="Show what the best plan's step is made of, and from which constants")
 @click.option("--why-not", "why", multiple=True, metavar="KEY=VALUE,...", help="Say why the best plan has not: tp=16")
-@click.option("--write", "write_path", type=Path, help="Write the best plan as a config of plait train (.toml)")
+@click.option("--write", "write_path", type=Path, help="Write the best plan that plait train runs (.toml)")
 @click.option("--trace", "trace_path", type=Path, help="Write the best plan's layer as a trace for Perfetto (.json)")
 @click.option("--report", "report_path", type=Path, help="Write everything as one page (.html)")
 @click.option("--inference", is_flag=True, help="Plan a server, not a training run")
@@ -96,7 +99,7 @@ def _load(source: str, overrides: Sequence[str], options: dict[str, Any]) -> tup
         if len(problems) == 1:
             raise problems[0]
         raise ConfigError.from_problems("plait plan", [_describe(problem) for problem in problems])
-    given = {name: getattr(run, name) for name in ("precision", "overlap") if name in run.model_fields_set}
+    given: dict[str, Any] = {name: getattr(run, name) for name in _SECTIONS if name in run.model_fields_set}
     return run, hardware, {**given, **fixed}
 
 
@@ -153,8 +156,12 @@ def _write_files(report: PlanReport, run: RunConfig, options: dict[str, Any]) ->
 
         write_report(report, path)
     if (path := options["write_path"]) is not None:
-        check_can_run(report)
-        path.write_text(format_run_config(build_run_config(report.best, run)), encoding="utf-8")
+        chosen, note = choose_runnable(report)
+        path.write_text(format_run_config(build_run_config(chosen, run)), encoding="utf-8")
+        if note:
+            click.echo(f"{path}: {note}", err=True)
+        if run.data is None:
+            click.echo(f"{path}: has no data yet: plait train {path} data.kind=tokens data.paths=...", err=True)
 
 
 def _plan_server(

@@ -13,8 +13,9 @@ from plait.planner.stages import ENDS_AS_BLOCKS
 
 _DISABLED = OverlapConfig(policy="disabled")
 
-_TAKEN = ("sequence_parallel", "fused_attention", "gradient_dtype", "overlap", "precision", "quantization")
-_TAKEN += ("overlaps_gradients", "overlaps_sends")
+_TAKEN = (
+    "fused_attention", "gradient_dtype", "overlap", "precision", "quantization", "overlaps_gradients", "overlaps_sends",
+)  # fmt: skip
 """Fields that are taken as they are fixed, or else stay at their default."""
 
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from plait.config.overlap import OverlapConfig
 from plait.config.precision import FloatFormat, PrecisionConfig
-from plait.config.section import list_problems
+from plait.config.section import Section, list_problems
 from plait.config.toml import load_overrides
 from plait.errors import ConfigError, describe_nearest
 from plait.planner.plan_config import Quantization, Recompute, Sharded
@@ -20,7 +20,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "quantization": get_args(Quantization),
     "gradient_dtype": get_args(FloatFormat),
 }
-_SECTIONS = {"overlap": ("policy", OverlapConfig), "precision": ("compute", PrecisionConfig)}
+_SECTIONS: dict[str, tuple[str, type[Section]]] = {
+    "overlap": ("policy", OverlapConfig),
+    "precision": ("compute", PrecisionConfig),
+}
 """Keys that are sections of a run's config, and what a plain value stands for."""
 
 _SHORT = {"sp": "sequence_parallel", "mb": "micro_batch"}

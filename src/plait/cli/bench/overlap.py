@@ -1,4 +1,4 @@
-"""`plait bench`: how fast it is here, against the limit."""
+"""`plait bench overlap`: how fast it is here, against the limit."""
 
 import json
 import os
@@ -36,12 +36,7 @@ _TABLE_COLUMNS = 120
 """Width of the table where stdout is not a terminal."""
 
 
-@click.group("bench")
-def command() -> None:
-    """Measure on this machine, in interleaved rounds."""
-
-
-@command.command("overlap")
+@click.command("overlap")
 @source_argument
 @overrides_argument
 @click.option("--what", type=click.Choice(WHATS), default="block", show_default=True, help="Part of the model")
@@ -52,7 +47,7 @@ def command() -> None:
 @click.option("--timeline", "timeline_path", type=Path, help="Draw one step of each (.svg, .png, .pdf)")
 @click.option("--out", "out_path", type=Path, help="Write everything measured as JSON")
 @json_option
-def overlap_command(
+def command(
     source: str, overrides: Sequence[str], what: What, tokens: int | None, rounds: int, as_json: bool, **options: Any
 ) -> None:
     """Compare the forward and backward of a part of MODEL overlapped with the same exposed.
