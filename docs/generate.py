@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
-from measured import build_benchmarks_page, build_readme_results
+from measured import build_benchmarks_page, build_readme_result
 from pydantic_core import PydanticUndefined
 
 from plait import errors
@@ -176,7 +176,7 @@ def build_readme() -> str:
     before, begin, rest = text.partition(BEGIN)
     assert begin, README
     assert END in rest, README
-    return before + BEGIN + build_readme_results() + END + rest.partition(END)[2]
+    return before + BEGIN + build_readme_result() + END + rest.partition(END)[2]
 
 
 def _run(command: str) -> str:

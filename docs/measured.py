@@ -1,4 +1,4 @@
-"""What the benchmarks measured, from their JSON: the README's results, and the page with all of them."""
+"""What the benchmarks measured, from their JSON: the README's result, and the page with all of them."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,7 @@ OURS = "plait"
 Record = Mapping[str, Any]
 
 
-def build_readme_results() -> str:
-    """Overlap on a slow link, the same host beside other libraries, and what the host does."""
-    return "\n".join([build_slow_link_summary(), build_same_host_summary(), build_overhead_result()])
-
-
-def build_overhead_result() -> str:
+def _build_overhead_result() -> str:
     """What `host_overhead.py` measured."""
     record = _load("host_overhead")
     block = record["block"]
@@ -35,12 +30,12 @@ def build_overhead_result() -> str:
         f"`parallelize_module`: a block so small ({block['tokens']} tokens, width {block['width']}) that only the "
         "host's work is left, collectives stubbed.\n\n" + "\n".join(rows) + "\n\n"
         f"Medians of {record['rounds']} interleaved rounds, {_describe(record['machine'])}, "
-        "[benchmarks/host_overhead.json](benchmarks/host_overhead.json).\n"
+        "[host_overhead.json](../../benchmarks/host_overhead.json).\n"
     )
 
 
-def build_slow_link_summary() -> str:
-    """The workload that the README shows, at every ratio."""
+def build_readme_result() -> str:
+    """One workload over a slow link, at every ratio."""
     case = _load("slow_link")["results"][SHOWN]
     rows = [
         "| communication / computing | best exposed | `overlap=full` | gain | of the ideal |",
@@ -66,8 +61,8 @@ def build_slow_link_summary() -> str:
     )
 
 
-def build_same_host_summary() -> str:
-    """The Llama blocks that the README shows, as multiples of the same local work without communication."""
+def _build_same_host_summary() -> str:
+    """The Llama blocks, as multiples of the same local work without communication."""
     items = _load("same_host")["items"]
     rows = [
         "| Llama block, hidden | plait | best of the others, between processes | times as fast |",
@@ -91,7 +86,8 @@ def build_same_host_summary() -> str:
 
 def build_benchmarks_page() -> str:
     """Every result."""
-    return "\n".join(["# Benchmarks\n", *_list_slow_link(), *_list_same_host(), *_list_seed_case()])
+    overhead = ["## Host overhead\n", _build_overhead_result()]
+    return "\n".join(["# Benchmarks\n", *_list_slow_link(), *_list_same_host(), *overhead, *_list_seed_case()])
 
 
 def _list_slow_link() -> Iterator[str]:
@@ -143,6 +139,7 @@ def _list_same_host() -> Iterator[str]:
         "`compute_only` is the same "
         "local work with nothing communicated. [How each peer is run](../../benchmarks/peers/README.md).\n"
     )
+    yield _build_same_host_summary()
     for name, item in _load("same_host")["items"].items():
         yield f"### {name}\n\n{_describe(item['machine'])}, load {item['machine']['load_average']:.1f} before.\n"
         rows = ["| peer | median | over compute_only | by least times |", "|---|--:|--:|--:|"]
