@@ -19,7 +19,7 @@ from math import inf
 from plait.contract.step import list_gemms
 from plait.planner.laws.gemm import derive_regime_share
 from plait.planner.memory.peak import predict_memory
-from plait.planner.memory.static import count_stage_parameters
+from plait.planner.memory.static import count_stage_parameters, derive_gathered_bytes
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import derive_planned_model, is_linear
 from plait.planner.prediction import Memory, Verdict
@@ -165,9 +165,8 @@ class _Search:
             if candidate.micro_batch <= self._find_most(candidate):
                 heappush(queue, (self._bound_micro_batches(candidate), number, True, candidate))
             return
-        plan = candidate.build_plan(self.fixed)
-        if any(self._has_room(each) for each in list_strongest(plan, self.fixed)):
-            self._settle(candidate.degrees, plan)
+        if self._could_fit(candidate):
+            self._settle(candidate.degrees, candidate.build_plan(self.fixed))
 
     def _find_most(self, candidate: Candidate) -> int:
         """The largest micro-batch of which one chunk a rank could fit; larger ones need more memory."""
@@ -181,15 +180,27 @@ class _Search:
         return self.most[key]
 
     def _could_fit(self, candidate: Candidate) -> bool:
-        plan = candidate.build_plan(self.fixed)
-        return any(self._has_room(each) for each in list_strongest(plan, self.fixed))
+        """Whether any sharding of it fits.
+
+        Where parameters are sharded, nothing is larger than in another sharding but what is gathered for a moment; if
+        it does not fit without that, none does.
+        """
+        strongest, *others = list_strongest(candidate.build_plan(self.fixed), self.fixed)
+        memory = self.remember(strongest)
+        if memory.verdict is not Verdict.DOES_NOT_FIT:
+            return True
+        contract = derive_planned_model(self.task.model, strongest, self.task.seq_len)
+        num_micro_batches = strongest.num_micro_batches(self.task.global_batch)
+        stages = derive_stages(self.task.model.num_layers, strongest.pp, strongest.interleave, num_micro_batches)
+        gathered = derive_gathered_bytes(contract, strongest, stages[memory.stage])
+        return memory.margin_bytes + gathered >= 0 and any(map(self._has_room, others))
 
     def _bound_micro_batches(self, candidate: Candidate) -> float:
         """Blocks and ends shared out evenly over the stages; nothing sent, and attention not counted twice."""
         degrees = candidate.degrees
         key = (degrees.tp, degrees.cp, candidate.sequence_parallel, candidate.micro_batch)
         if key not in self.layers:
-            plan = candidate.build_plan({**self.fixed, "recompute": "none"})
+            plan = replace(candidate, recompute="none").build_plan(self.fixed)
             layers = build_layers(self.task.model, self.task.cluster, plan, self.task.seq_len)
             ends_s = layers.embedding.seconds + layers.head.seconds
             self.layers[key] = (layers.forward.seconds, layers.backward.seconds, ends_s)

@@ -15,6 +15,7 @@ _DISABLED = OverlapConfig(policy="disabled")
 
 _TAKEN = (
     "fused_attention", "gradient_dtype", "overlap", "precision", "quantization", "overlaps_gradients", "overlaps_sends",
+    "loss",
 )  # fmt: skip
 """Fields that are taken as they are fixed, or else stay at their default."""
 

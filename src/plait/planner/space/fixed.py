@@ -10,7 +10,7 @@ from plait.config.precision import FloatFormat, PrecisionConfig
 from plait.config.section import Section, list_problems
 from plait.config.toml import load_overrides
 from plait.errors import ConfigError, describe_nearest
-from plait.planner.plan_config import Quantization, Recompute, Sharded
+from plait.planner.plan_config import Loss, Quantization, Recompute, Sharded
 
 COUNTS = ("tp", "cp", "pp", "dp", "dp_replicate", "dp_shard", "interleave", "micro_batch")
 _FLAGS = ("sequence_parallel", "fused_attention", "overlaps_gradients", "overlaps_sends")
@@ -19,6 +19,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute": get_args(Recompute),
     "quantization": get_args(Quantization),
     "gradient_dtype": get_args(FloatFormat),
+    "loss": get_args(Loss),
 }
 _SECTIONS: dict[str, tuple[str, type[Section]]] = {
     "overlap": ("policy", OverlapConfig),
@@ -41,7 +42,7 @@ def parse_fixed(texts: Sequence[str], *, what: str) -> dict[str, Any]:
         ConfigError: everything that is wrong at once.
     """
     words = [word for text in texts for word in text.replace(",", " ").split()]
-    tree, problems = load_overrides(words)
+    tree, problems = load_overrides(words, {name: plain for name, (plain, _) in _SECTIONS.items()})
     return check_fixed(tree, what=what, problems=[f"{problem.key}: {problem.text}" for problem in problems])
 
 

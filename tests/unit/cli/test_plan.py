@@ -1,0 +1,166 @@
+"""`plait plan`: what it prints in 80 and 100 columns, as JSON and into files, and what it refuses."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from plait.cli.main import main
+from plait.config.load import load_run_config
+
+Run = Callable[..., tuple[int, str, str]]
+
+SMALL = ("llama3-8b", "--hardware", "h100", "--gpus", "8", "--seq", "4096", "--global-batch", "16")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command: exit status, stdout, stderr."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as status:
+            main(["plan", *arguments])
+        assert isinstance(status.value.code, int)
+        return status.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_table_is_ranked_and_says_what_follows(run: Run) -> None:
+    status, out, err = run(*SMALL)
+    assert (status, err) == (0, "")
+    assert "tp  cp     pp  dp  mb" in out
+    for text in ("Fastest: tp ", "What binds is compute", "First tensor degree", "tp 2:", "per device"):
+        assert text in out
+
+
+def test_it_is_readable_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    _, styled, _ = run(*SMALL)
+    out = re.sub(r"\x1b\[[0-9;]*m", "", styled)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "MFU" in out
+    assert "…" not in out
+
+
+def test_json_has_what_the_table_has_in_si_units(run: Run) -> None:
+    status, out, _ = run(*SMALL, "--json", "--why-not", "tp=8", "--top", "3")
+    record = json.loads(out)
+    assert status == 0
+    assert len(record["plans"]) == 3
+    best = record["plans"][0]
+    assert best["low_s"] < best["step_s"] < best["high_s"]
+    assert best["memory"]["verdict"] in ("fits", "tight")
+    assert sum(best["terms_s"].values()) == pytest.approx(best["step_s"])
+    assert record["step"]["seconds"] == best["step_s"]
+    assert record["why_not"][0]["asked"] == "tp = 8"
+    assert record["first_worse"]["best_plan"]["tp"] == 2
+    assert {each["provenance"] for each in record["constants"]} <= {"datasheet", "measured", "fitted", "assumed"}
+
+
+def test_fix_predicts_exactly_that_even_if_it_does_not_fit(run: Run) -> None:
+    status, out, _ = run(
+        *SMALL, "--json", "--fix", "tp=1,pp=1,cp=1", "--fix", "micro_batch=2,sharded=nothing,recompute=none"
+    )
+    (only,) = json.loads(out)["plans"]
+    assert status == 0
+    assert {name: only["plan"][name] for name in ("tp", "pp", "dp", "micro_batch")} == {
+        "tp": 1, "pp": 1, "dp": 8, "micro_batch": 2,
+    }  # fmt: skip
+    assert only["memory"]["verdict"] == "does not fit"
+    assert only["memory"]["margin_bytes"] < 0
+
+
+def test_explain_names_the_provenance_of_every_leaf(run: Run) -> None:
+    _, out, _ = run(*SMALL, "--explain", "--fix", "tp=2,pp=2")
+    for text in (
+        "% of peak",
+        "bubble",
+        "head",
+        "optimizer",
+        "fitted gemm.bfloat16.efficiency",
+        "datasheet peak.bfloat16",
+    ):
+        assert text in out
+    assert "constant" in out
+
+
+def test_a_written_plan_is_a_run(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    data = ("data.kind=tokens", "data.paths=corpus.bin", "train.steps=5")
+    status, _, err = run(
+        "llama-demo", *data, *SMALL[1:5], "--global-batch", "16", "--write", str(path), "--fix", "tp=2"
+    )
+    assert status == 0
+    assert "has no data" not in err
+    written = load_run_config(str(path))
+    assert (written.parallel.tp, written.parallel.dp, written.train.steps) == (2, 4, 5)
+    assert written.tokens_per_step == 16 * 256
+
+
+def test_writing_says_what_stands_in_for_a_plan_that_does_not_run(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    status, _, err = run(*SMALL, "--write", str(path))
+    assert status == 0
+    assert "which plait train does not run yet; the fastest that it runs is tp = " in err
+    assert "has no data yet" in err
+    assert load_run_config(str(path)).parallel.tp > 1
+    status, _, err = run(*SMALL, "--write", str(path), "--fix", "pp=2")
+    assert status == 2
+    assert "pp = 2" in err
+    assert "pp is fixed" in err
+
+
+def test_a_trace_shows_a_layer_serially_and_overlapped(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    run(*SMALL, "--fix", "tp=4", "--trace", str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    names = {each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert len(names) == 2
+    assert all(each["dur"] >= 0 for each in events if each["ph"] == "X")
+
+
+def test_a_server_is_planned_too(run: Run) -> None:
+    status, out, _ = run(*SMALL[:5], "--inference", "--batch", "4", "--prompt", "512", "--generate", "64")
+    assert status == 0
+    assert "per token" in out
+
+
+def test_all_that_is_wrong_before_planning_is_one_error(run: Run) -> None:
+    status, out, err = run("llama3-9b", "--hardware", "h101", "--gpus", "8", "--fix", "tq=2", "--why-not", "pp=x")
+    assert (status, out) == (2, "")
+    assert "4 problems" in err
+    for text in ('did you mean "llama3-8b"', 'did you mean "h100"', "--fix: tq = 2", "--why-not: pp = x"):
+        assert text in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((*SMALL, "--fix", "tp=3"), "tp = 3 does not divide 8 devices"),
+        ((*SMALL, "--fix", "tp=4,pp=4"), "tp 4 * pp 4 = 16 devices, but there are 8"),
+        ((*SMALL[:5], "--seq", "4096"), "--global-batch is required"),
+        ((*SMALL[:7], "--global-batch", "3", "--fix", "dp=8"), "a global batch of 3 cannot be divided by dp = 8"),
+        ((*SMALL, "--trace", "no/such/folder.json"), "there is no folder no/such"),
+        ((*SMALL, "--report", "report.pdf"), "a report is an .html file"),
+        (("llama3-405b", *SMALL[1:]), "no plan fits these devices"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(run: Run, arguments: tuple[str, ...], text: str) -> None:
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert err.startswith("error: ")
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_a_catalog_file_with_a_wrong_unit_names_the_key(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text('title = "mine"\nbased_on = "h100"\n[memory]\ncapacity = "80 GB/s"\n')
+    status, _, err = run("llama3-8b", "--hardware", str(path), *SMALL[3:])
+    assert status == 2
+    assert "memory.capacity" in err

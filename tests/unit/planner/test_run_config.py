@@ -1,0 +1,61 @@
+"""A plan becomes a run that `plait train` takes."""
+
+from pathlib import Path
+
+import pytest
+
+from plait.config.format import format_run_config
+from plait.config.load import load_run_config
+from plait.errors import ConfigError
+from plait.planner import Cluster, PlanReport, load_hardware, plan
+from plait.planner.plan_config import PlanConfig
+from plait.planner.run_config import RUNTIME, build_run_config, choose_runnable
+
+BASE = load_run_config("llama-demo", ["train.steps=7", "data.kind=tokens", "data.paths=corpus.bin"])
+
+
+def build(**fixed: object) -> PlanReport:
+    return plan(BASE.model, Cluster(load_hardware("h100"), 4), seq_len=128, global_batch=16, fixed=fixed)
+
+
+def test_the_written_run_loads_as_the_same(tmp_path: Path) -> None:
+    prediction, _ = choose_runnable(build(tp=2))
+    run = build_run_config(prediction, BASE)
+    path = tmp_path / "plan.toml"
+    path.write_text(format_run_config(run))
+    assert load_run_config(str(path)) == run
+    assert (run.parallel.tp, run.parallel.dp, run.seq_len, run.train.steps) == (2, 2, 128, 7)
+    assert run.tokens_per_step == 16 * 128
+    assert run.data == BASE.data
+
+
+def test_what_is_fixed_and_the_runtime_lacks_is_refused() -> None:
+    report = build(tp=1, cp=1, pp=1, sharded="optimizer")
+    with pytest.raises(ConfigError, match="optimizer sharded over dp, .* and sharded is fixed"):
+        choose_runnable(report)
+    longer = build(cp=2, tp=1)
+    with pytest.raises(ConfigError, match="cp is fixed"):
+        choose_runnable(longer)
+
+
+def test_the_best_that_it_runs_stands_in_for_a_best_that_it_does_not() -> None:
+    model = load_run_config("llama3-8b").model
+    report = plan(model, Cluster(load_hardware("h100"), 16), seq_len=4096, global_batch=64)
+    assert report.best.plan.list_missing()
+    chosen, note = choose_runnable(report)
+    assert chosen.plan.list_missing() == ()
+    assert chosen.step_s > report.best.step_s
+    assert note.startswith(
+        "the best plan has optimizer sharded over dp, which plait train does not run yet; the fastest"
+    )
+
+
+def test_runtime_is_what_a_plan_does_not_lack() -> None:
+    assert PlanConfig(**RUNTIME).list_missing() == ()  # type: ignore[arg-type]
+
+
+def test_where_no_plan_that_runs_fits_it_is_said() -> None:
+    model = load_run_config("llama3-70b").model
+    report = plan(model, Cluster(load_hardware("h100"), 64), seq_len=4096, global_batch=64, fixed={"tp": 2})
+    with pytest.raises(ConfigError, match="none fits: the nearest lacks"):
+        choose_runnable(report)
