@@ -59,6 +59,30 @@ def test_every_pass_by_every_method_is_the_dense_one_and_sends_what_its_schedule
     assert numbers[0] > (20 if num_rows else 10)
 
 
+def run_late(num_turns: int) -> None:
+    axis = build_axis(2)
+    transport = SharedMemoryTransport(axis)
+    for channel in (axis.shared.gather, axis.shared.reduce):
+        channel.number = num_turns
+    for case, method, chunks in list_own_runs(7, 2, (3,)):
+        run = run_case(case, method, chunks, transport)
+        assert run.wrong == [], (run.wrong, case, method, chunks)
+
+
+def test_a_long_run_does_not_come_to_the_end_of_the_flags(ranks) -> None:
+    """A model of twelve layers takes 72 turns a step."""
+    ranks(2).call(run_late, num_turns=72 * 10_000_000)
+
+
+def reserve_too_many_rows() -> str | None:
+    transport = SharedMemoryTransport(build_axis(2))
+    return transport.reserve(Flow("x", Kind.ALL_GATHER, build_split(1 << 24, 2)), 1, torch.float32, "here")
+
+
+def test_more_rows_than_a_flag_counts_are_moved_otherwise(ranks) -> None:
+    assert ranks(2).call(reserve_too_many_rows) == ["its flags count up to 16777215 rows, and there are 16777216"] * 2
+
+
 class Sleeper:
     """Sleeps after some steps, most often shortly, so that now one rank is far ahead and now the other."""
 

@@ -21,9 +21,13 @@ from plait.schedule.piece import Piece
 from plait.schedule.step import Content, Flow, Message, Method
 from plait.sharding import Interval, Kind
 
-_TURN, _ROW = 1 << 48, 1 << 8
+_TURN, _ROW = 1 << 32, 1 << 8
 """A flag is a turn's number times the one, the first row that cannot be read yet times the other, and the number's last
-digits: a sleeper is kept awake by a change of the lower 32 bits only, and turns of as many rows would have the same."""
+digits: a sleeper is kept awake by a change of the lower 32 bits only, and turns of as many rows would have the same.
+There are as many turns: at 20 us each, a day of nothing else."""
+
+_MOST_ROWS = _TURN // _ROW - 1
+"""What a flag can count."""
 
 _MAX_KNOWN = 1024
 
@@ -52,6 +56,8 @@ class SharedMemoryTransport:
 
     def reserve(self, flow: Flow, width: int, dtype: torch.dtype, label: str) -> str | None:
         """Have the memory to move `flow`; why there is none. All ranks have to call it, before they open anything."""
+        if flow.split.size > _MOST_ROWS:
+            return f"its flags count up to {_MOST_ROWS} rows, and there are {flow.split.size}"
         if flow.kind is Kind.ALL_GATHER:
             return self._gather.reserve(self._find_gather(flow, width, dtype, label).plan)
         return self._reduce.reserve(self._find_reduce(flow, width, dtype, label).plan)
@@ -98,6 +104,7 @@ class _Session:
     """One tensor, run after run: what a run needs is made once, as a small block takes hardly longer than making it."""
 
     def __init__(self, axis: Axis, channel: Channel, flow: Flow, label: str, row_bytes: int) -> None:
+        assert flow.split.size <= _MOST_ROWS, (label, flow)
         self._axis, self._rank = axis, axis.rank
         self._channel, self._flags = channel, channel.flags
         self._flow, self._label, self._row_bytes = flow, label, row_bytes
