@@ -87,16 +87,26 @@ def test_a_model_is_evaluated_trained_written_to_and_copied(ranks, transport):
     ranks(2).call(live, transport=transport)
 
 
-def feed_other_dtype() -> None:
+def feed_other_dtype(is_compiled: bool) -> None:
     model, _, mesh = build("ring")
     x = plait.shard_tokens(torch.ones(7, 6), mesh)
+    torch._dynamo.reset()
+    forward = torch.compile(model, fullgraph=True, backend="aot_eager") if is_compiled else model
     with pytest.raises(ShardingError, match=r"gate_up: input \[\d, 6\] is torch.float32, the weight .* torch.float64"):
-        model(x)
+        forward(x)
+    for name, where in (("up", "gate_up"), ("down", "down")):
+        linear = getattr(model, name)
+        linear.bias.data = linear.bias.data.float()
+        with pytest.raises(ShardingError, match=rf"{where}: input .* torch.float64, the bias \[\d\] is torch.float32"):
+            forward(x.double())
+        linear.bias.data = linear.bias.data.double()
+    torch._dynamo.reset()
     run(model, mesh).sum().backward()
 
 
-def test_operands_of_two_dtypes_are_refused_before_anything_is_sent(ranks):
-    ranks(2).call(feed_other_dtype)
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+def test_operands_of_two_dtypes_are_refused_before_anything_is_sent(ranks, is_compiled):
+    ranks(2).call(feed_other_dtype, is_compiled=is_compiled)
 
 
 def test_a_buffer_that_inference_took_first_can_be_written_by_training():

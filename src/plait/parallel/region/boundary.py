@@ -64,17 +64,19 @@ class Boundary(Handled):
             )
         return split.size
 
-    def check_dtype(self, x: Tensor, weight: Tensor) -> None:
+    def check_dtype(self, x: Tensor, *params: Tensor | None) -> None:
         """Refuse operands of two dtypes before anything is sent.
 
         Raises:
             ShardingError: they differ.
         """
-        if x.dtype != weight.dtype:
-            raise ShardingError(
-                f"{self.name}: input {list(x.shape)} is {x.dtype}, the weight {list(weight.shape)} is {weight.dtype}",
-                hint="cast the input, or the model: parallel linears do not cast",
-            )
+        for param in params:
+            if param is not None and param.dtype != x.dtype:
+                what = "weight" if param.dim() > 1 else "bias"
+                raise ShardingError(
+                    f"{self.name}: input {list(x.shape)} is {x.dtype}, the {what} {list(param.shape)} is {param.dtype}",
+                    hint="cast the input, or the model: parallel linears do not cast",
+                )
 
     def count_outside(self, num_rows: int) -> int:
         """Of `num_rows` tokens those that this rank has outside."""

@@ -94,6 +94,7 @@ def run_forward(
 ) -> Outputs:
     """Gather the input, multiply it, and activate the products."""
     x, num_rows, activation = operands.x, operands.num_rows, group.activation
+    group.entry.check_dtype(x, *operands.weights, *biases)
     shape = x.shape[:-1] if x.dim() > 2 else (num_rows,)
     outputs = [x.new_empty(*shape, weight.shape[0]) for weight in operands.weights]
     activated = None if activation is None else torch.empty_like(outputs[0])
@@ -175,7 +176,6 @@ class ColumnGroupFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: ColumnGroup, keeps_full: bool, *params: Any) -> tuple[Tensor | None, ...]:
         members = len(group.shared_over)
         weights, biases = params[:members], params[members:]
-        group.entry.check_dtype(x, weights[0])
         ctx.group, ctx.num_rows = group, group.entry.count_rows(x, is_inside=False)
         ctx.set_materialize_grads(False)
         given = run_forward(group, Operands(x, ctx.num_rows, weights), biases, keeps_full=keeps_full)

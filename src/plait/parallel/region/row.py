@@ -21,6 +21,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 def run_forward(exit: Boundary, x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Reduce the products; the bias is added to their sum."""
+    exit.check_dtype(x, weight, bias)
     width = weight.shape[0]
     outcome = exit.run(
         Operation.ROW_FORWARD,
@@ -77,7 +78,6 @@ class RowFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> Tensor:
-        exit.check_dtype(x, weight)
         ctx.exit, ctx.num_rows = exit, exit.count_rows(x, is_inside=True)
         ctx.save_for_backward(x, weight)
         ctx.following, exit.matmul.column = exit.matmul.column, None
