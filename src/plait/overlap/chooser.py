@@ -12,10 +12,7 @@ from plait.comm.shared.arena import NoRoom
 from plait.config.overlap import OverlapConfig
 from plait.dtype import DType
 from plait.overlap.choice import FUSED, LIBRARY
-from plait.overlap.execute import (
-    Addends,
-    Rows,
-)
+from plait.overlap.execute import Addends, Rows
 from plait.overlap.fused import can_fuse, find_obstacle
 from plait.overlap.machine.probe import find_rates
 from plait.overlap.machine.rates import Rates

@@ -61,12 +61,9 @@ class CollectiveMatmul:
     """
 
     def __init__(self, mesh: Mesh, config: OverlapConfig) -> None:
-        if config.policy != "disabled" and config.transport in ("auto", "shm"):
-            mesh.share_memory()
-        self.axis = mesh.tp
-        self.device = mesh.device
         self.receipt = Receipt()
         self._chooser = Chooser(mesh, config, self.receipt)
+        self.axis, self.device = self._chooser.axis, self._chooser.device
         self.transports = self._chooser.transports
         self.chosen: dict[Pass, Chosen] = {}
         self.instrument: Instrument | None = None
