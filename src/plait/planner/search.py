@@ -145,9 +145,8 @@ class _Search:
     def _bound_step(self) -> dict[str, float]:
         """GEMMs of linears at the rate that none exceeds, shared out evenly: the least that a step takes."""
         task, plan = self.task, PlanConfig(precision=self.fixed.get("precision", PlanConfig().precision))
-        hardware = task.cluster.hardware
-        dtypes = {plan.precision.compute, "float8" if "quantization" in self.fixed else plan.precision.compute}
-        rate = max(_derive_rate(task, dtype) for dtype in dtypes if hardware.has_gemm(dtype))
+        quantized = ["float8"] if self.fixed.get("quantization", "none") != "none" else []
+        rate = max(_derive_rate(task, dtype) for dtype in [plan.precision.compute, *quantized])
         contract = derive_planned_model(task.model, plan, task.seq_len)
         sums = {
             name: sum(gemm.flops for op in ops if is_linear(op) for gemm in list_gemms((*op.forward, *op.backward)))
