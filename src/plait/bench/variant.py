@@ -51,7 +51,7 @@ class Step:
     def __init__(self, workload: Workload, variant: Variant, tp: int) -> None:
         self.workload = workload
         self.variant = variant
-        shares = variant.moves and variant.overlap.policy != "disabled" and variant.overlap.transport in ("auto", "shm")
+        shares = variant.moves and variant.overlap.may_share_memory
         self.mesh = build_mesh(MeshShape(tp=tp), reduce_dtype=workload.reduce_dtype, shared_memory=shares)
         if not variant.moves:
             self.mesh = build_lone_mesh(self.mesh)

@@ -45,6 +45,11 @@ class OverlapConfig(Section):
         return {SHORTHAND: value} if isinstance(value, str) else value
 
     @property
+    def may_share_memory(self) -> bool:
+        """Whether ranks of one host may move something through memory that they share."""
+        return self.policy != "disabled" and self.transport in ("auto", "shm")
+
+    @property
     def asked(self) -> str:
         """What is asked for, as on a command line without the key: `full chunks=4`."""
         named = {name: getattr(self, name) for name in ("method", "chunks", "transport")}

@@ -68,7 +68,7 @@ class Chooser:
     """
 
     def __init__(self, mesh: Mesh, config: OverlapConfig, receipt: Receipt) -> None:
-        if config.policy != "disabled" and config.transport in ("auto", "shm"):
+        if config.may_share_memory:
             mesh.share_memory()
         self.axis = mesh.tp
         self.device = mesh.device

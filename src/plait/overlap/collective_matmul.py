@@ -131,7 +131,8 @@ class CollectiveMatmul:
         # What was begun was agreed on when it was; another collective might overtake it on some ranks.
         if begun is None and chosen.ran.get(dtypes) is not program and program.flows:
             name = FUSED if chosen.is_fused else chosen.transport.capability.name
-            check_agreement(program, name, self.axis, shard, addends, what.site.label)
+            ahead_shard = None if program.ahead is None or following is None else following.shard
+            check_agreement(program, name, self.axis, shard, addends, what.site.label, ahead_shard)
             chosen.ran[dtypes] = program
         ahead = None
         if chosen.is_fused:
@@ -166,6 +167,8 @@ class CollectiveMatmul:
 
     def _keep(self, what: Pass, chosen: Chosen) -> Chosen:
         """Know it the next time, and of what was kept for long forget what must be chosen again if it comes again."""
+        if (replaced := self.chosen.get(what)) is not None:
+            self.receipt.remove_line(replaced.line)
         self.chosen[what] = chosen
         if len(self.chosen) > _MAX_PASSES:
             oldest = next(iter(self.chosen))

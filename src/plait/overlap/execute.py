@@ -188,9 +188,18 @@ def take_steps(
 
 
 def check_agreement(
-    program: Program, transport: str, axis: Axis, shard: Tensor | None, addends: Addends | None, label: str
+    program: Program,
+    transport: str,
+    axis: Axis,
+    shard: Tensor | None,
+    addends: Addends | None,
+    label: str,
+    ahead_shard: Tensor | None = None,
 ) -> None:
-    """Compare what is about to run with the other ranks of `axis` (`plait.overlap.agree`)."""
+    """Compare what is about to run, and what is begun for the next run, with the other ranks of `axis`.
+
+    See `plait.overlap.agree`.
+    """
     rows: list[Row] = []
     for flow in program.flows:
         if flow.kind is Kind.ALL_GATHER:
@@ -199,6 +208,8 @@ def check_agreement(
         else:
             assert addends is not None, (label, flow)
             rows.append((addends.width, addends.dtype))
+    if ahead_shard is not None:
+        rows.append((ahead_shard.shape[1], ahead_shard.dtype))
     device = shard.device if shard is not None else addends.device if addends is not None else torch.device("cpu")
     check_same_schedule(program, tuple(rows), transport, axis, device, label)
 

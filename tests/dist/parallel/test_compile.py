@@ -19,7 +19,7 @@ from plait.config.overlap import OverlapConfig
 from plait.contract.collective import Collective
 from plait.contract.plan import Activation, Column, Plan
 from plait.models.mlp import LlamaMLP
-from plait.parallel.apply import parallelize
+from plait.parallel.apply import parallelize, record_of
 from plait.parallel.region import compiled
 from plait.parallel.tokens import enter_tokens, shard_tokens
 from plait.sharding import MeshShape
@@ -146,3 +146,28 @@ def compile_layers() -> int:
 
 def test_layers_that_are_alike_are_compiled_once(ranks):
     assert ranks(2).call(compile_layers) == [1, 1]
+
+
+def mix_with_compiled() -> tuple[list[str], bool]:
+    torch._dynamo.reset()
+    mesh = build_mesh(MeshShape(tp=2))
+    torch.manual_seed(0)
+    layers = nn.ModuleList([Model() for _ in range(3)])
+    plan = Plan({f"*.{place}": role for place, role in PLAN.items()})
+    parallelize(layers, mesh, plan, overlap=OVERLAPS["full"])
+    layers[1].mlp.w_down.compile(backend="aot_eager")
+    with record() as trace:
+        x = shard_tokens(torch.ones(8, WIDTH), mesh).requires_grad_()
+        for layer in layers:
+            x = layer(x)
+        x.sum().backward()
+    kinds = [f"{collective.kind} [{collective.shape[0]}, {collective.shape[1]}]" for collective in trace.collectives]
+    return kinds, record_of(layers).matmul.column is None
+
+
+def test_no_gather_is_begun_in_vain_where_some_linears_are_compiled(ranks):
+    kinds, is_clear = ranks(2).call(mix_with_compiled)[0]
+    forward = [f"all_gather [8, {WIDTH}]", f"reduce_scatter [8, {WIDTH}]"]
+    assert len(kinds) == 3 * (2 + 3)
+    assert kinds[:6] == forward * 3
+    assert is_clear

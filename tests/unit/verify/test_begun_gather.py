@@ -62,8 +62,11 @@ def test_what_is_begun_travels_behind_what_the_first_needs_and_is_waited_for_at_
     ]
 
 
-@pytest.mark.parametrize("fault", ["lost", "rounds", "unwaited"])
-def test_a_pair_that_does_not_hold_is_refused(fault):
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("lost", "nobody sends it"), ("rounds", "would not keep its place"), ("unwaited", "is never waited for")],
+)
+def test_a_pair_that_does_not_hold_is_refused(fault, message):
     first, second, works = build_programs(12, 3, (2, 2), Method.DIRECT)
     match fault:
         case "lost":
@@ -74,7 +77,7 @@ def test_a_pair_that_does_not_hold_is_refused(fault):
         case "unwaited":
             waits = [step for step in second[0].steps if isinstance(step, Wait) and step.message.tensor == "x"]
             second[0] = replace(second[0], steps=tuple(step for step in second[0].steps if step != waits[0]))
-    with pytest.raises(ScheduleError):
+    with pytest.raises(ScheduleError, match=message):
         check_pair(first, second, works)
 
 

@@ -49,6 +49,7 @@ def column_group(
     group: ColumnGroup = find_by_handle(handle)
     given = iter(biases)
     every = [next(given) if has else None for has in has_bias]
+    group.entry.matmul.column = None  # nothing is begun ahead for a compiled backward
     outputs = column.run_forward(group, Operands(x, num_rows, weights), every, keeps_full=extra[0])
     return [each for each in (outputs.x_full, *outputs.members, outputs.activated) if each is not None]
 
@@ -158,7 +159,9 @@ def run_row(x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> T
 @torch.library.custom_op("plait::row_linear", mutates_args=())
 def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, handle: Tensor, num_rows: int, rows: int) -> Tensor:
     """`rows` of the sum are this rank's."""
-    return row.run_forward(find_by_handle(handle), x, num_rows, weight, bias)
+    exit: Boundary = find_by_handle(handle)
+    exit.matmul.column = None  # nor by one
+    return row.run_forward(exit, x, num_rows, weight, bias)
 
 
 @row_linear.register_fake
