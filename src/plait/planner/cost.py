@@ -1,10 +1,9 @@
 """What a step costs, as a tree: every node says how long, how sure, and from which constants."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import isclose
 
 from plait.contract.collective import Collective
 
@@ -135,16 +134,3 @@ def join(name: str, parts: Iterable[Cost], *, times: float = 1.0, kind: Kind | N
         parts=kept,
         times=times,
     )
-
-
-def is_sum(cost: Cost) -> bool:
-    """Whether every node with parts is what they add up to."""
-    return all(
-        isclose(node.seconds, node.times * _sum_seconds(node.parts), rel_tol=1e-9, abs_tol=1e-15)
-        for node, _ in cost.walk()
-        if node.parts
-    )
-
-
-def _sum_seconds(parts: Sequence[Cost]) -> float:
-    return sum(part.seconds for part in parts)

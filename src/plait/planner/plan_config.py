@@ -1,7 +1,8 @@
 """What a plan decides: degrees, recompute, overlap, precision, and who keeps which part of the optimizer state."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from math import prod
+from typing import Literal, get_args
 
 from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
@@ -15,6 +16,16 @@ Quantization = Literal["none", "fp8_delayedscaling", "fp8_currentscaling", "fp8_
 
 Sharded = Literal["nothing", "optimizer", "gradients", "parameters"]
 """What the ranks of `dp_shard` and `cp` share out: the optimizer state, also gradients, also parameters (FSDP)."""
+
+Axis = Literal["tp", "cp", "dp_shard", "dp_replicate", "pp"]
+
+ORDER: tuple[Axis, ...] = get_args(Axis)
+"""From ranks that are neighbours to those farthest apart: what moves most is closest."""
+
+RUNTIME = {
+    "cp": 1, "pp": 1, "interleave": 1, "recompute": "none", "quantization": "none", "sharded": "nothing",
+}  # fmt: skip
+"""What of a plan has to be so for `plait train` to run it."""
 
 Loss = Literal["in_place", "fused"]
 """How cross entropy treats its logits: in place, or in kernels that a compiler fused, which take more memory."""
@@ -74,28 +85,34 @@ class PlanConfig:
 
     @property
     def parallel(self) -> ParallelConfig:
-        """The section of the run's config; the runtime has no pp, cp and FSDP yet (`list_missing`)."""
+        """The section of the run's config; what it has no field for is in `list_missing`."""
         return ParallelConfig(tp=self.tp, dp=self.dp, sequence_parallel=self.sequence_parallel)
 
     def list_missing(self) -> tuple[str, ...]:
         """What of this plan `plait train` does not run yet, as `pp = 4`."""
-        asked = {
-            "cp": (self.cp, 1), "pp": (self.pp, 1), "interleave": (self.interleave, 1),
-            "recompute": (self.recompute, "none"), "quantization": (self.quantization, "none"),
-        }  # fmt: skip
-        missing = [f"{name} = {value}" for name, (value, plain) in asked.items() if value != plain]
+        asked = {name: getattr(self, name) for name in RUNTIME if name != "sharded"}
+        missing = [f"{name} = {value}" for name, value in asked.items() if value != RUNTIME[name]]
         if self.sharding_degree > 1:
             missing.append(f"{self.sharded} sharded over dp")
         return tuple(missing)
+
+    def cuts(self, what: Sharded) -> bool:
+        """Whether the optimizer state, the gradients or the parameters are shared out; each implies those before."""
+        stages = get_args(Sharded)
+        return stages.index(self.sharded) >= stages.index(what)
+
+    def stride(self, axis: Axis) -> int:
+        """How many devices lie between neighbours on `axis`."""
+        return prod(getattr(self, other) for other in ORDER[: ORDER.index(axis)])
 
     def num_micro_batches(self, global_batch: int) -> int:
         """Forwards and backwards of each data-parallel rank in one step; the batch must divide."""
         return global_batch // (self.dp * self.micro_batch)
 
 
-def keep_layer_axes(plan: PlanConfig) -> PlanConfig:
+def keep_layer_axes(plan: PlanConfig, *, dp_replicate: int = 1) -> PlanConfig:
     """The plan as one layer sees it: without what only pipeline, data parallelism and optimizer depend on."""
     return replace(
-        plan, pp=1, interleave=1, dp_replicate=1, dp_shard=1, sharded="nothing", gradient_dtype="float32",
+        plan, pp=1, interleave=1, dp_replicate=dp_replicate, dp_shard=1, sharded="nothing", gradient_dtype="float32",
         overlaps_gradients=True, overlaps_sends=True,
     )  # fmt: skip

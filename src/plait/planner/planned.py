@@ -7,14 +7,16 @@ scores are kept without dropout; what the planner adds for them is here and in `
     fp8   linears keep their inputs in one byte an element
 """
 
+from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from math import prod
 
 from plait.config.model import GptConfig, ModelConfig
 from plait.contract.model import ModelContract, derive_model
 from plait.contract.op import Op
-from plait.contract.setting import Setting
+from plait.contract.setting import Setting, Tensor
 from plait.contract.step import list_gemms
+from plait.dtype import width_bytes
 from plait.errors import ConfigError
 from plait.planner.plan_config import PlanConfig
 
@@ -80,6 +82,12 @@ def _fuse(model: ModelConfig) -> ModelConfig:
     if isinstance(model, GptConfig) and model.attention_dropout:
         return model.model_copy(update={"attention_dropout": 0.0})
     return model
+
+
+def count_bytes(tensors: Iterable[Tensor], contract: ModelContract) -> int:
+    """Bytes of activations on the contract's rank."""
+    setting = contract.setting
+    return sum(prod(tensor.layout.local_shape(setting.rank)) for tensor in tensors) * width_bytes(setting.dtype)
 
 
 def is_linear(op: Op) -> bool:

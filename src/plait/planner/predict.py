@@ -52,8 +52,8 @@ def check_plan(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_le
             f"a global batch of {global_batch} sequences cannot be cut into micro-batches of {plan.micro_batch} for "
             f"dp = {plan.dp}"
         )
-    if seq_len % plan.cp:
-        problems.append(f"sequences of {seq_len} tokens cannot be cut over cp = {plan.cp}")
+    if plan.cp > 1 and seq_len % (2 * plan.cp):
+        problems.append(f"sequences of {seq_len} tokens cannot be cut into the {2 * plan.cp} parts of cp = {plan.cp}")
     if plan.pp * plan.interleave > model.num_layers + ENDS_AS_BLOCKS * (plan.pp > 1):
         problems.append(
             f"{model.num_layers} blocks cannot be cut over pp = {plan.pp} with {plan.interleave} chunks a rank"

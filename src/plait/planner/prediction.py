@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plait.config.model import ModelConfig
-from plait.planner.assumed import CONSTANTS
+from plait.planner.assumed import (
+    CONTEXT_BYTES,
+    FUSED_LOGIT_BYTES,
+    LIBRARY_BYTES,
+    LOGIT_BYTES,
+    MEMORY_MARGIN,
+    find_constants,
+)
 from plait.planner.cluster import Cluster
 from plait.planner.cost import COMPUTE, Cost, Kind
 from plait.planner.hardware.constant import Constant
@@ -130,8 +137,9 @@ class Prediction:
     @property
     def constants(self) -> tuple[Constant, ...]:
         """Everything that the prediction depends on, with its provenance."""
-        known = self.cluster.hardware.constants
-        return (*(known[name] for name in self.step.list_constants() if name in known), *CONSTANTS)
+        logit_bytes = FUSED_LOGIT_BYTES if self.plan.loss == "fused" else LOGIT_BYTES
+        found = find_constants(self.step.list_constants(), self.cluster.hardware)
+        return (*found, logit_bytes, LIBRARY_BYTES, CONTEXT_BYTES, MEMORY_MARGIN)
 
     @property
     def interval_s(self) -> tuple[float, float]:

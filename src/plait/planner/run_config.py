@@ -1,14 +1,11 @@
 """From a plan to the config of a run that `plait train` takes."""
 
-from plait.config.parallel import ParallelConfig
 from plait.config.run import RunConfig
 from plait.errors import ConfigError, PlaitError
 from plait.planner.plan import PlanReport, with_settings
+from plait.planner.plan_config import RUNTIME
 from plait.planner.prediction import Prediction
 from plait.units import format_bytes, format_seconds
-
-RUNTIME = {"cp": 1, "pp": 1, "recompute": "none", "sharded": "nothing", "quantization": "none"}
-"""What of a plan has to be so for `plait train` to run it; `PlanConfig.list_missing` names what is not."""
 
 
 def build_run_config(prediction: Prediction, base: RunConfig) -> RunConfig:
@@ -23,7 +20,7 @@ def build_run_config(prediction: Prediction, base: RunConfig) -> RunConfig:
         {
             **{name: getattr(base, name) for name in base.model_fields_set},
             "model": prediction.model,
-            "parallel": ParallelConfig(tp=plan.tp, dp=plan.dp, sequence_parallel=plan.sequence_parallel),
+            "parallel": plan.parallel,
             "overlap": plan.overlap,
             "precision": plan.precision,
             "train": base.train.model_copy(update=train),

@@ -10,6 +10,7 @@ three ways, from the layer alone to the whole plan:
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import gcd
 
 from plait.errors import ConfigError, PlaitError
@@ -95,24 +96,28 @@ def exchange_dp(plan: PlanConfig, tp: int, num_devices: int) -> PlanConfig:
 
 def find_worse(costs: Iterable[tuple[int, Cost]]) -> Worse | None:
     """The first degree that takes longer than the one before, in the order given."""
-    before: tuple[int, Cost] | None = None
-    for tp, cost in costs:
-        if before is not None and cost.seconds > before[1].seconds:
-            term, term_s = find_growth(cost, before[1])
-            return Worse(tp, before[0], cost.seconds, before[1].seconds, term, term_s)
-        before = (tp, cost)
+    return find_worse_terms((tp, cost.seconds, name_terms(cost)) for tp, cost in costs)
+
+
+def find_worse_terms(timed: Iterable[tuple[int, float, Mapping[str, float]]]) -> Worse | None:
+    """The same of degrees with their seconds, in all and by term."""
+    for (before, before_s, before_terms), (tp, seconds, terms) in pairwise(timed):
+        if seconds > before_s:
+            grown = _subtract(terms, before_terms)
+            term = max(grown, key=lambda name: grown[name])
+            return Worse(tp, before, seconds, before_s, term, grown[term])
     return None
-
-
-def find_growth(cost: Cost, before: Cost) -> tuple[str, float]:
-    """The term that grew most, and by how many seconds."""
-    differences = compare_terms(cost, before)
-    term = max(differences, key=lambda name: differences[name])
-    return term, differences[term]
 
 
 def compare_terms(cost: Cost, before: Cost) -> Mapping[str, float]:
     """By how many seconds each term of a cost is longer than that of another, by its name in words."""
-    now, then = cost.sum_by_kind(), before.sum_by_kind()
-    kinds = dict.fromkeys((*now, *then))
-    return {kind.value.replace("_", " "): now[kind] - then[kind] for kind in kinds}
+    return _subtract(name_terms(cost), name_terms(before))
+
+
+def _subtract(terms: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    return {name: terms.get(name, 0.0) - before.get(name, 0.0) for name in dict.fromkeys((*terms, *before))}
+
+
+def name_terms(cost: Cost) -> Mapping[str, float]:
+    """Seconds of a cost by what they are spent on, in words."""
+    return {kind.value.replace("_", " "): seconds for kind, seconds in cost.sum_by_kind().items()}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from plait.planner.cost import Cost, Kind, build_leaf, is_sum, join
+from plait.planner.cost import Cost, Kind, build_leaf, join
+from tests.support.costs import is_sum
 
 
 def test_a_node_is_its_parts_times_how_often_they_happen() -> None:

@@ -15,11 +15,12 @@ from plait.config.train import TrainConfig
 from plait.contract.training import derive_closing_collectives, derive_run_model
 from plait.errors import ConfigError, ShardingError
 from plait.planner.cluster import Cluster
-from plait.planner.cost import Kind, is_sum
+from plait.planner.cost import Kind
 from plait.planner.hardware import load_hardware
 from plait.planner.plan_config import PlanConfig
 from plait.planner.predict import predict
 from plait.planner.prediction import Prediction, Verdict
+from tests.support.costs import is_sum
 from tests.support.plans import LLAMA, MODELS, predict_small
 
 _BF16_SUMS = PrecisionConfig(reduce="bfloat16")
@@ -157,7 +158,7 @@ def test_fp8_is_faster_and_pays_for_its_quantise_passes() -> None:
     [
         (PlanConfig(tp=3, dp_shard=2), 8, "tp 3 .* cp 1 .* pp 1 .* dp 2 = 6 devices, but the cluster has 8"),
         (PlanConfig(tp=2, dp_shard=4, micro_batch=3), 16, "16 sequences cannot be cut into micro-batches of 3 for dp"),
-        (PlanConfig(cp=8), 8, "sequences of 2050 tokens cannot be cut over cp = 8"),
+        (PlanConfig(cp=8), 8, "sequences of 2050 tokens cannot be cut into the 16 parts"),
         (PlanConfig(pp=8, interleave=16), 8, "32 blocks cannot be cut over pp = 8 with 16 chunks a rank"),
         (PlanConfig(tp=8, interleave=2), 8, "interleave = 2 needs a pipeline"),
     ],

@@ -9,9 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from plait.config.overlap import OverlapConfig
-from plait.planner.cost import COMPUTE, Kind, is_sum
+from plait.planner.cost import COMPUTE, Kind
 from plait.planner.hardware import Hardware
 from plait.planner.plan_config import PlanConfig
+from tests.support.costs import is_sum
 from tests.support.hardware import scale_links
 from tests.support.plans import LLAMA, MODELS, predict_small
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import isnan
 
-_SCALES: dict[str, dict[str, float]] = {
+SCALES: dict[str, dict[str, float]] = {
     "FLOP/s": {"FLOP/s": 1.0, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15},
     "B/s": {"B/s": 1.0, "MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12},
     "B": {"B": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30},
@@ -15,6 +15,7 @@ _SCALES: dict[str, dict[str, float]] = {
     "devices": {"devices": 1.0},
     "1": {"": 1.0},
 }
+"""Units by the base unit that they are multiples of."""
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:inf|[0-9][0-9_.]*(?:[eE][+-]?[0-9]+)?))\s*(\S*)\s*")
 
@@ -78,7 +79,7 @@ def parse_quantity(text: object, unit: str) -> float | str:
     if match is None:
         return f"should be {_describe(unit)}, not {text!r}"
     number, given = match.groups()
-    scale = _SCALES[unit].get(given)
+    scale = SCALES[unit].get(given)
     if scale is None:
         return (
             f'should be {_describe(unit)}, not {text!r}: "{given}" is another unit'
@@ -93,5 +94,5 @@ def parse_quantity(text: object, unit: str) -> float | str:
 
 
 def _describe(unit: str) -> str:
-    scales = [name for name in _SCALES[unit] if name]
+    scales = [name for name in SCALES[unit] if name]
     return f"a number and one of {', '.join(scales)}" if scales else "a plain number"

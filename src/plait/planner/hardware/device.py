@@ -28,6 +28,11 @@ class Memory:
     efficiency: Constant
     launch_s: Constant
 
+    @property
+    def streamed_bytes_per_s(self) -> float:
+        """What streaming kernels read and write in a second."""
+        return self.bytes_per_s.value * self.efficiency.value
+
 
 @dataclass(frozen=True, slots=True)
 class GemmConstants:

@@ -8,24 +8,20 @@ by the real schedules, kernels that no contract lists by their bytes. What diffe
               after row-parallel linears are all-reduces of `batch * width` elements
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
 from plait.config.model import ModelConfig
 from plait.contract.op import Op
-from plait.contract.setting import Tensor
 from plait.contract.step import list_moves
-from plait.dtype import width_bytes
 from plait.planner.cluster import Cluster
 from plait.planner.cost import Cost, Kind, join
 from plait.planner.inference.circumstance import ServingCircumstance, build_serving
-from plait.planner.inference.logits import LOGIT_BYTES, derive_logits_gather
+from plait.planner.inference.logits import derive_logits_gather
 from plait.planner.inference.server import Load, ServerConfig
 from plait.planner.inference.term import Term, sum_terms
-from plait.planner.laws import estimate_flash_attention
-from plait.planner.planned import derive_planned_model, is_attention, is_linear
+from plait.planner.laws import estimate_draw, estimate_flash_attention
+from plait.planner.planned import count_bytes, derive_planned_model, is_attention, is_linear
 from plait.planner.prediction import HEAD
 from plait.planner.step.attention import build_attention, derive_shape
 from plait.planner.step.circumstance import build_cost
@@ -85,7 +81,7 @@ def _build_forward(
 def _build_op(op: Op, where: ServingCircumstance, context_len: int | None) -> list[Cost]:
     kernels = build_elementwise(op, "forward", where)
     if is_attention(op):
-        append = where.build_kernel("append to cache", 2 * _count_bytes(op.inputs[1:], where))
+        append = where.build_kernel("append to cache", 2 * count_bytes(op.inputs[1:], where.contract))
         return [*kernels, append, _build_core(op, where, context_len)]
     return [build_linear(op, "forward", where), *kernels] if is_linear(op) else kernels
 
@@ -104,7 +100,7 @@ def _build_embedding(where: ServingCircumstance) -> Cost:
     """Rows looked up, and summed over tp."""
     parts: list[Cost] = []
     for op in where.contract.entry:
-        parts.append(where.build_kernel("look up", 2 * _count_bytes(op.outputs, where)))
+        parts.append(where.build_kernel("look up", 2 * count_bytes(op.outputs, where.contract)))
         parts += where.build_moves(list_moves(op.forward))
     return join("embedding", parts)
 
@@ -117,15 +113,6 @@ def _build_head(where: ServingCircumstance) -> Cost:
         *build_elementwise(norm, "forward", where),
         build_linear(head, "forward", where, is_head=True),
         *where.build_moves(derive_logits_gather(where.contract)),
-        where.build_kernel("draw", LOGIT_BYTES.value * num_logits, kernels=_DRAW_KERNELS),
+        build_cost("draw", Kind.MEMORY_BOUND, estimate_draw(where.hardware, num_logits)),
     ]
     return join(HEAD, parts)
-
-
-_DRAW_KERNELS = 3
-"""Softmax, a cut of the least likely, a draw."""
-
-
-def _count_bytes(tensors: Iterable[Tensor], where: ServingCircumstance) -> int:
-    setting = where.contract.setting
-    return sum(prod(tensor.layout.local_shape(setting.rank)) for tensor in tensors) * width_bytes(setting.dtype)

@@ -3,14 +3,7 @@
 from plait.contract.linear import LinearParameters, derive_column_group
 from plait.contract.model import ModelContract
 from plait.contract.step import Move, list_moves
-from plait.planner.hardware import Constant, Provenance
 from plait.sharding import Invariant
-
-LOGIT_BYTES = Constant(
-    "inference.logit_bytes", 10.0, "B", Provenance.ASSUMED,
-    "bfloat16 logits beside those in float32 and their probabilities", "2026-11-30", "medium", None, 6.0, 14.0,
-)  # fmt: skip
-"""Of each logit where a token is drawn, which every rank does of all the vocabulary."""
 
 
 def derive_logits_gather(contract: ModelContract) -> tuple[Move, ...]:

@@ -10,17 +10,16 @@ libraries     the buffers of collectives; the device's context must be free besi
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import floor, prod
+from math import floor
 
 from plait.config.model import ModelConfig
 from plait.contract.step import list_moves
 from plait.dtype import width_bytes
-from plait.planner.assumed import CONTEXT_BYTES, LIBRARY_BYTES, MEMORY_MARGIN
-from plait.planner.inference.logits import LOGIT_BYTES
+from plait.planner.assumed import CONTEXT_BYTES, DRAWN_LOGIT_BYTES, LIBRARY_BYTES, MEMORY_MARGIN
 from plait.planner.inference.server import Load, ServerConfig
 from plait.planner.memory.activations import derive_running_bytes
 from plait.planner.memory.peak import judge
-from plait.planner.planned import PlannedModel, derive_planned_model, is_attention, is_linear
+from plait.planner.planned import PlannedModel, count_bytes, derive_planned_model, is_attention, is_linear
 from plait.planner.prediction import Verdict
 
 
@@ -85,7 +84,7 @@ def predict_inference_memory(
         libraries=LIBRARY_BYTES.value if server.tp > 1 else 0.0,
         prefill=_derive_forward_bytes(prefill, server),
         decode_per_request=_derive_forward_bytes(decode, server) / load.batch,
-        logits_per_request=model.vocab_size * LOGIT_BYTES.value,
+        logits_per_request=model.vocab_size * DRAWN_LOGIT_BYTES.value,
         kv_per_token=_derive_kv_bytes(decode) / load.batch,
     )
     room = (capacity_bytes - CONTEXT_BYTES.value) / MEMORY_MARGIN.value
@@ -141,8 +140,7 @@ def derive_weight_bytes(contract: PlannedModel, server: ServerConfig) -> float:
 def _derive_kv_bytes(contract: PlannedModel) -> float:
     """What a rank's own keys and values of the contract's tokens take, in all blocks."""
     cores = [op for op in contract.block if is_attention(op)]
-    numel = sum(prod(x.layout.local_shape(contract.setting.rank)) for op in cores for x in op.inputs[1:])
-    return float(contract.config.num_layers * numel * width_bytes(contract.setting.dtype))
+    return float(contract.config.num_layers * sum(count_bytes(op.inputs[1:], contract) for op in cores))
 
 
 def _derive_forward_bytes(contract: PlannedModel, server: ServerConfig) -> float:

@@ -1,23 +1,20 @@
 """Plan a server: every tensor degree that the model and the devices allow, and how far tensor parallelism pays."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from plait.config.model import ModelConfig
-from plait.config.overlap import OverlapConfig
-from plait.config.precision import PrecisionConfig
 from plait.contract.op import Op
 from plait.errors import ShardingError
 from plait.planner.cluster import Cluster
 from plait.planner.inference.predict import predict_inference
 from plait.planner.inference.prediction import InferencePrediction
 from plait.planner.inference.server import Load, ServerConfig, build_server_config, check_load, check_server
-from plait.planner.inference.term import Term
-from plait.planner.plan import Worse
 from plait.planner.planned import derive_planned_model
 from plait.planner.prediction import Verdict
+from plait.planner.space.fixed import describe_fixed
+from plait.planner.tensor_degree import Worse, find_worse_terms
 from plait.sharding import MAX_TP
 
 
@@ -114,20 +111,10 @@ def plan_inference(
     every = [each.prediction for each in degrees if each.prediction]
     return InferenceReport(
         model, cluster, load, degrees,
-        _find_worse(even, _get_prefill), _find_worse(even, _get_decode),
-        _find_worse(every, _get_prefill), _find_worse(every, _get_decode),
-        tuple(f"{name} = {_show(value)}" for name, value in asked.items()),
+        find_worse_terms(map(_get_prefill, even)), find_worse_terms(map(_get_decode, even)),
+        find_worse_terms(map(_get_prefill, every)), find_worse_terms(map(_get_decode, every)),
+        tuple(describe_fixed({name: value}) for name, value in asked.items()),
     )  # fmt: skip
-
-
-def _show(value: object) -> str:
-    match value:
-        case OverlapConfig():
-            return value.asked
-        case PrecisionConfig():
-            return value.compute
-        case _:
-            return str(value).lower()
 
 
 def list_degrees(cluster: Cluster) -> list[int]:
@@ -158,25 +145,12 @@ def is_cut_evenly(model: ModelConfig, server: ServerConfig) -> bool:
     return all(split is None or len(set(split.lengths)) == 1 for split in splits)
 
 
-_Times = tuple[float, tuple[tuple[Term, float], ...]]
+_Times = tuple[int, float, Mapping[str, float]]
 
 
 def _get_prefill(prediction: InferencePrediction) -> _Times:
-    return prediction.time_to_first_token_s, prediction.prefill_terms
+    return prediction.server.tp, prediction.time_to_first_token_s, dict(prediction.prefill_terms)
 
 
 def _get_decode(prediction: InferencePrediction) -> _Times:
-    return prediction.time_per_output_token_s, prediction.decode_terms
-
-
-def _find_worse(
-    predictions: Sequence[InferencePrediction], get: Callable[[InferencePrediction], _Times]
-) -> Worse | None:
-    """The first that takes longer than the one before it, and what grew most."""
-    for before, after in pairwise(predictions):
-        (before_s, before_terms), (after_s, after_terms) = get(before), get(after)
-        if after_s > before_s:
-            grown = {term: seconds - dict(before_terms)[term] for term, seconds in after_terms}
-            term = max(grown, key=lambda each: grown[each])
-            return Worse(after.server.tp, before.server.tp, after_s, before_s, term, grown[term])
-    return None
+    return prediction.server.tp, prediction.time_per_output_token_s, dict(prediction.decode_terms)

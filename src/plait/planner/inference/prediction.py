@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from plait.config.model import ModelConfig
-from plait.planner.assumed import CONTEXT_BYTES, LIBRARY_BYTES, MEMORY_MARGIN
+from plait.planner.assumed import CONTEXT_BYTES, LIBRARY_BYTES, MEMORY_MARGIN, find_constants
 from plait.planner.cluster import Cluster
 from plait.planner.cost import Cost
 from plait.planner.hardware import Constant
@@ -94,9 +94,8 @@ class InferencePrediction:
     @property
     def constants(self) -> tuple[Constant, ...]:
         """Everything that the prediction depends on, with its provenance."""
-        known = self.cluster.hardware.constants
-        names = dict.fromkeys((*self.prefill.list_constants(), *self.decode.list_constants()))
-        return (*(known[name] for name in names if name in known), LIBRARY_BYTES, CONTEXT_BYTES, MEMORY_MARGIN)
+        names = (*self.prefill.list_constants(), *self.decode.list_constants())
+        return (*find_constants(names, self.cluster.hardware), LIBRARY_BYTES, CONTEXT_BYTES, MEMORY_MARGIN)
 
 
 def _find_binding(terms: tuple[tuple[Term, float], ...], what: str) -> Binding:

@@ -1,7 +1,6 @@
 """What was found about a server, as plain data for `--json`: seconds and bytes in the names."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from plait.planner.cost import Cost
 from plait.planner.hardware import Constant
@@ -9,10 +8,8 @@ from plait.planner.inference.memory import InferenceMemory
 from plait.planner.inference.plan import InferenceDegree, InferenceReport
 from plait.planner.inference.prediction import InferencePrediction
 from plait.planner.inference.term import Term
-from plait.planner.plan import Worse
 from plait.planner.prediction import Binding
-
-Record = dict[str, Any]
+from plait.planner.record import Record, build_constant_record, build_cost_record, build_worse_record
 
 
 def build_inference_record(name: str, report: InferenceReport) -> Record:
@@ -30,13 +27,13 @@ def build_inference_record(name: str, report: InferenceReport) -> Record:
         "fastest_tp": None if fastest is None else fastest.server.tp,
         "most_tokens_tp": None if most is None else most.server.tp,
         "first_worse": {
-            "prefill": _describe_worse(report.worse_prefill),
-            "decode": _describe_worse(report.worse_decode),
-            "prefill_of_any_degree": _describe_worse(report.worse_prefill_any),
-            "decode_of_any_degree": _describe_worse(report.worse_decode_any),
+            "prefill": build_worse_record(report.worse_prefill),
+            "decode": build_worse_record(report.worse_decode),
+            "prefill_of_any_degree": build_worse_record(report.worse_prefill_any),
+            "decode_of_any_degree": build_worse_record(report.worse_decode_any),
         },
         "degrees": [_describe_degree(degree) for degree in report.degrees],
-        "constants": [_describe_constant(each) for each in _list_constants(report.predictions)],
+        "constants": [build_constant_record(each) for each in _list_constants(report.predictions)],
     }
 
 
@@ -78,23 +75,8 @@ def _describe_forward(cost: Cost, terms: Sequence[tuple[Term, float]], binding: 
     return {
         "binding": {"term": str(binding.term), "share": binding.share},
         "terms_s": {str(term): seconds for term, seconds in terms},
-        "tree": _describe_cost(cost),
+        "tree": build_cost_record(cost),
     }
-
-
-def _describe_cost(cost: Cost) -> Record:
-    record: Record = {
-        "name": cost.name,
-        "kind": cost.kind,
-        "seconds": cost.seconds,
-        "low_s": cost.low_s,
-        "high_s": cost.high_s,
-        "hidden_s": cost.hidden_s,
-        "note": cost.note,
-    }
-    if cost.parts:
-        return record | {"times": cost.times, "parts": [_describe_cost(part) for part in cost.parts]}
-    return record | {"efficiency": cost.efficiency, "constants": cost.constants}
 
 
 def _describe_memory(memory: InferenceMemory) -> Record:
@@ -110,30 +92,5 @@ def _describe_memory(memory: InferenceMemory) -> Record:
     }
 
 
-def _describe_worse(worse: Worse | None) -> Record | None:
-    if worse is None:
-        return None
-    return {
-        "tp": worse.tp,
-        "before": worse.before,
-        "seconds": worse.seconds,
-        "before_s": worse.before_s,
-        "term": str(worse.term),
-        "term_s": worse.term_s,
-    }
-
-
 def _list_constants(predictions: Sequence[InferencePrediction]) -> list[Constant]:
     return list({constant.name: constant for each in predictions for constant in each.constants}.values())
-
-
-def _describe_constant(constant: Constant) -> Record:
-    return {
-        "name": constant.name,
-        "value": constant.value,
-        "unit": constant.unit,
-        "provenance": str(constant.provenance),
-        "source": constant.source,
-        "date": constant.date,
-        "confidence": constant.confidence,
-    }

@@ -9,8 +9,8 @@ from rich.text import Text
 from plait.planner.inference.memory import InferenceMemoryPart
 from plait.planner.inference.plan import InferenceDegree, InferenceReport
 from plait.planner.inference.prediction import InferencePrediction
-from plait.planner.plan import Worse
 from plait.planner.prediction import Verdict
+from plait.planner.tensor_degree import Worse
 from plait.units import format_bytes, format_seconds, format_si
 
 _MOST_ROWS = 10

@@ -5,6 +5,7 @@ from plait.planner.laws.collective import estimate_collective, estimate_p2p
 from plait.planner.laws.estimate import Estimate, Limit
 from plait.planner.laws.gemm import estimate_gemm
 from plait.planner.laws.memory_bound import (
+    estimate_draw,
     estimate_loss,
     estimate_memory_bound,
     estimate_optimizer,
@@ -16,6 +17,7 @@ __all__ = [
     "Estimate",
     "Limit",
     "estimate_collective",
+    "estimate_draw",
     "estimate_flash_attention",
     "estimate_gemm",
     "estimate_loss",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import hypot
 
+from plait.planner.assumed import BACKWARD_SCORE_BYTES, FORWARD_SCORE_BYTES
 from plait.planner.hardware import Hardware, Regime
 from plait.planner.laws.estimate import Estimate, Limit
 from plait.planner.laws.gemm import derive_regime_share, estimate_gemm
@@ -12,11 +13,8 @@ from plait.planner.laws.memory_bound import estimate_memory_bound
 BACKWARD_FLOPS = 2.5
 """Of flash attention, times those of forward: five GEMMs for two, since the scores are computed again."""
 
-FORWARD_SCORE_BYTES = 9
-"""Unfused: softmax reads and writes, dropout reads, writes and keeps its mask."""
-
-BACKWARD_SCORE_BYTES = 11
-"""Unfused: dropout reads a gradient and the mask and writes, softmax reads both and writes."""
+UNFUSED_BACKWARD_FLOPS = 2.0
+"""The same where the scores are in memory: four GEMMs for two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def estimate_flash_attention(
     if backward:
         passes, rate = BACKWARD_FLOPS, rate * law.backward_rate.value
     compute_s = passes * shape.flops / rate
-    memory_s = passes * shape.bytes / (memory.bytes_per_s.value * memory.efficiency.value)
+    memory_s = passes * shape.bytes / memory.streamed_bytes_per_s
     seconds = memory.launch_s.value + max(compute_s, memory_s)
     limit: Limit = "compute" if compute_s >= memory_s else "memory"
     return Estimate(seconds, *_describe(hardware, backward, regime), limit)
@@ -94,10 +92,11 @@ def estimate_unfused_attention(
     if backward:
         shapes = [(queries, keys, width), (keys, width, queries), (queries, width, keys), (keys, width, queries)]
     gemms = [estimate_gemm(hardware, *mnk, regime=regime, count=count) for mnk in shapes]
-    score_bytes = shape.num_scores * (BACKWARD_SCORE_BYTES if backward else FORWARD_SCORE_BYTES)
-    scores = estimate_memory_bound(hardware, score_bytes, kernels=2)
+    each = BACKWARD_SCORE_BYTES if backward else FORWARD_SCORE_BYTES
+    scores = estimate_memory_bound(hardware, each.value * shape.num_scores, kernels=2)
     gemm_s = sum(gemm.seconds for gemm in gemms)
     seconds = gemm_s + scores.seconds
-    uncertainty = (gemm_s * gemms[0].uncertainty + scores.seconds * scores.uncertainty) / seconds
-    constants = tuple(dict.fromkeys(gemms[0].constants + scores.constants))
+    doubt = hypot(scores.uncertainty, each.uncertainty)
+    uncertainty = (gemm_s * gemms[0].uncertainty + scores.seconds * doubt) / seconds
+    constants = tuple(dict.fromkeys((*gemms[0].constants, *scores.constants, each.name)))
     return Estimate(seconds, uncertainty, constants, "memory" if scores.seconds > gemm_s else "compute")

@@ -3,21 +3,16 @@
 from functools import cache
 from math import hypot
 
-from plait.planner.hardware import Hardware
+from plait.planner.assumed import DRAWN_LOGIT_BYTES, LOGIT_TRAFFIC_BYTES, OPTIMIZER_TRAFFIC_BYTES
+from plait.planner.hardware import Constant, Hardware
 from plait.planner.laws.estimate import Estimate
-
-OPTIMIZER_BYTES = 30
-"""AdamW reads a gradient, reads and writes master weight and both moments in float32, and writes the weight back."""
-
-LOSS_BYTES = 10
-"""Cross entropy per logit: read for the maximum and the sum, read and written for its gradient."""
 
 
 def estimate_memory_bound(hardware: Hardware, num_bytes: float, *, kernels: int = 1) -> Estimate:
     """How long `kernels` kernels take that together read and write so many bytes."""
     memory = hardware.memory
     launch_s = kernels * memory.launch_s.value
-    moving_s = num_bytes / (memory.bytes_per_s.value * memory.efficiency.value)
+    moving_s = num_bytes / memory.streamed_bytes_per_s
     return Estimate(launch_s + moving_s, *_describe(hardware), limit="latency" if launch_s > moving_s else "memory")
 
 
@@ -30,12 +25,23 @@ def _describe(hardware: Hardware) -> tuple[float, tuple[str, ...]]:
 
 def estimate_optimizer(hardware: Hardware, num_params: float) -> Estimate:
     """A step of AdamW over the parameters that a rank keeps the state of."""
-    return estimate_memory_bound(hardware, OPTIMIZER_BYTES * num_params)
+    return _estimate_each(hardware, OPTIMIZER_TRAFFIC_BYTES, num_params)
 
 
 def estimate_loss(hardware: Hardware, num_logits: float) -> Estimate:
     """Cross entropy, forward and backward, over the logits of a rank."""
-    return estimate_memory_bound(hardware, LOSS_BYTES * num_logits, kernels=3)
+    return _estimate_each(hardware, LOGIT_TRAFFIC_BYTES, num_logits, kernels=3)
+
+
+def estimate_draw(hardware: Hardware, num_logits: float) -> Estimate:
+    """A token drawn of each row: softmax, a cut of the least likely, a draw."""
+    return _estimate_each(hardware, DRAWN_LOGIT_BYTES, num_logits, kernels=3)
+
+
+def _estimate_each(hardware: Hardware, each: Constant, count: float, *, kernels: int = 1) -> Estimate:
+    """So many elements, of each of which `each` bytes are read and written."""
+    one = estimate_memory_bound(hardware, each.value * count, kernels=kernels)
+    return Estimate(one.seconds, hypot(one.uncertainty, each.uncertainty), (*one.constants, each.name), one.limit)
 
 
 def estimate_quantize(

@@ -4,12 +4,10 @@ from dataclasses import replace
 from math import prod
 
 from plait.contract.op import Op, Saved
-from plait.contract.setting import Tensor
 from plait.contract.step import list_moves
-from plait.dtype import width_bytes
 from plait.planner.assumed import FUSED_LOGIT_BYTES, LOGIT_BYTES
 from plait.planner.plan_config import PlanConfig
-from plait.planner.planned import PlannedModel, is_attention, is_linear
+from plait.planner.planned import PlannedModel, count_bytes, is_attention, is_linear
 from plait.planner.stages import Stage
 
 
@@ -51,18 +49,9 @@ def derive_moving_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
 def derive_running_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
     """What is alive in the backward of one block: gradients of its widest operation, and what is computed again."""
     again = derive_block_bytes(contract, replace(plan, recompute="none")) - derive_block_bytes(contract, plan)
-    return max(_size(op, contract) for op in contract.block) + again
+    return max(count_bytes((*op.inputs, *op.outputs), contract) for op in contract.block) + again
 
 
 def derive_logit_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
     """What the loss needs at its peak; blocks run at another time."""
     return contract.num_logits * (FUSED_LOGIT_BYTES if plan.loss == "fused" else LOGIT_BYTES).value
-
-
-def _size(op: Op, contract: PlannedModel) -> float:
-    """Bytes of what an operation reads and writes on this rank."""
-    return sum(_count(tensor, contract) for tensor in (*op.inputs, *op.outputs)) * width_bytes(contract.setting.dtype)
-
-
-def _count(tensor: Tensor, contract: PlannedModel) -> int:
-    return prod(tensor.layout.local_shape(contract.setting.rank))

@@ -23,8 +23,8 @@ def derive_static(contract: PlannedModel, plan: PlanConfig, stage: Stage) -> dic
     """Bytes by part; weights of another format than float32 have a float32 master beside them."""
     numel, shards = count_stage_parameters(contract, stage), plan.sharding_degree
     master = 0 if plan.precision.compute == "float32" else _MASTER_BYTES
-    parameters = numel / (shards if _cuts(plan, "parameters") else 1)
-    gradients = numel / (shards if _cuts(plan, "gradients") else 1)
+    parameters = numel / (shards if plan.cuts("parameters") else 1)
+    gradients = numel / (shards if plan.cuts("gradients") else 1)
     return {
         MemoryPart.PARAMETERS: parameters * width_bytes(plan.precision.compute),
         MemoryPart.GRADIENTS: gradients * width_bytes(plan.gradient_dtype),
@@ -37,13 +37,8 @@ def derive_gathered_bytes(contract: PlannedModel, plan: PlanConfig, stage: Stage
 
     Parameters of two blocks, one computed and one on its way, and gradients of one before they are summed and cut.
     """
-    if plan.sharding_degree == 1 or not _cuts(plan, "gradients"):
+    if plan.sharding_degree == 1 or not plan.cuts("gradients"):
         return 0.0
     numel = contract.block_parameters
     gathered = min(2, stage.num_layers) * numel * width_bytes(plan.precision.compute)
-    return numel * width_bytes(plan.gradient_dtype) + (gathered if _cuts(plan, "parameters") else 0)
-
-
-def _cuts(plan: PlanConfig, what: str) -> bool:
-    order = ("nothing", "optimizer", "gradients", "parameters")
-    return order.index(plan.sharded) >= order.index(what)
+    return numel * width_bytes(plan.gradient_dtype) + (gathered if plan.cuts("parameters") else 0)

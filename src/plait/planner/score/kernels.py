@@ -8,9 +8,9 @@ from plait.planner.hardware import Hardware, Regime
 from plait.planner.laws import Estimate, estimate_collective, estimate_gemm
 from plait.planner.laws.collective import CollectiveKind, Launch, count_wire_bytes
 from plait.planner.score.row import NotCovered, Row
-from plait.planner.score.steps import Answer, answer_overlap_speedup, find_shape, read_seconds
+from plait.planner.score.steps import Answer, answer_overlap_speedup, find_shape, read_scale, read_seconds
 from plait.planner.score.subject import find_hardware
-from plait.planner.step.overlap import Gain, Pass, time_pass
+from plait.planner.step.overlap import Pass, derive_gain, time_pass
 from plait.schedule.work import Operation
 from plait.sharding import Partial, Replicate, Shard, derive_transition
 
@@ -34,9 +34,9 @@ def answer_gemm_tflops(row: Row) -> Answer:
     """The rate of one GEMM."""
     sizes = re.findall(r"\d+", str(row.model.get("shape_MNK") or ""))
     m, n, k = (int(size) for size in sizes) if len(sizes) == 3 else (row.size(name) for name in "mnk")
-    hardware, dtype = find_hardware(row), _read_dtype(row)
+    hardware, dtype, scale = find_hardware(row), _read_dtype(row), read_scale(row, "FLOP/s", "a rate of computing")
     seconds = _time_gemm(row, hardware, dtype, (m, n, k)).seconds
-    return Answer(2 * m * n * k / seconds / 1e12, hardware.peak(dtype).value)
+    return Answer(2 * m * n * k / seconds / scale, hardware.peak(dtype).value)
 
 
 def answer_collective_time(row: Row) -> Answer:
@@ -49,22 +49,22 @@ def answer_collective_time(row: Row) -> Answer:
 
 def answer_collective_busbw(row: Row) -> Answer:
     """Its bandwidth as NCCL's tests count it: bytes that leave each port."""
-    hardware = find_hardware(row)
+    hardware, scale = find_hardware(row), read_scale(row, "B/s", "bandwidth")
     kind, size, degree = _read_collective(row)
-    return Answer(count_wire_bytes(kind, size, degree) / _time_collective(row, hardware).seconds / 1e9, 1.0)
+    return Answer(count_wire_bytes(kind, size, degree) / _time_collective(row, hardware).seconds / scale, 1.0)
 
 
 def answer_speedup(row: Row) -> Answer:
     """Overlapped against one after the other: of one GEMM and collective if a shape is given, else of a model."""
     if not {"m", "n", "k"} <= find_shape(row).keys():
         return answer_overlap_speedup(row)
-    one, gain = _build_pass(row)
-    return Answer(one.serial_s / time_pass(one, OverlapConfig(policy="auto"), gain).seconds, 1.0)
+    one = _build_pass(row)
+    return Answer(one.serial_s / _time_overlapped(row, one), 1.0)
 
 
 def answer_overlap_kernel_time(row: Row) -> Answer:
     """The GEMM, the collective, both one after the other, or both overlapped."""
-    one, gain = _build_pass(row)
+    one = _build_pass(row)
     word = f"{row.id} {row.notes}".lower()
     if "gemm_only" in word or "torch_gemm" in word:
         seconds = one.compute_s
@@ -73,7 +73,7 @@ def answer_overlap_kernel_time(row: Row) -> Answer:
     elif "torch_total" in word:
         seconds = one.serial_s
     else:
-        seconds = time_pass(one, OverlapConfig(policy="auto"), gain).seconds
+        seconds = _time_overlapped(row, one)
     shape = find_shape(row)
     return Answer(seconds / read_seconds(row), shape["m"] * shape["n"] * shape["k"] / row.count("tp"))
 
@@ -118,7 +118,11 @@ def _time_collective(row: Row, hardware: Hardware) -> Estimate:
     return estimate_collective(hardware, kind, size, degree, launch=launch, multicast=multicast)
 
 
-def _build_pass(row: Row) -> tuple[Pass, Gain]:
+def _time_overlapped(row: Row, one: Pass) -> float:
+    return time_pass(one, OverlapConfig(policy="auto"), derive_gain(find_hardware(row))).seconds
+
+
+def _build_pass(row: Row) -> Pass:
     """A column linear behind its gather, or a row linear before its scatter; N or K is that of all ranks together."""
     shape, tp, hardware = find_shape(row), row.count("tp"), find_hardware(row)
     if not {"m", "n", "k"} <= shape.keys():
@@ -132,8 +136,7 @@ def _build_pass(row: Row) -> tuple[Pass, Gain]:
     n, k = (n, -(-k // tp)) if is_row else (-(-n // tp), k)
     width = n if is_row else k
     move = estimate_collective(hardware, kind, 2 * m * width, tp)
-    memory = hardware.memory
-    one = Pass(
+    return Pass(
         Operation.ROW_FORWARD if is_row else Operation.COLUMN_FORWARD,
         derive_transition(Partial(), Shard(0)) if is_row else derive_transition(Shard(0), Replicate()),
         m,
@@ -141,9 +144,8 @@ def _build_pass(row: Row) -> tuple[Pass, Gain]:
         {"forward": partial(_seconds, hardware, n, k)},
         {"y" if is_row else "x": move.seconds},
         estimate_collective(hardware, "all_gather", 1.0, tp).seconds,
-        2 * width / (memory.bytes_per_s.value * memory.efficiency.value),
+        2 * width / hardware.memory.streamed_bytes_per_s,
     )
-    return one, Gain(hardware.overlap.gain.value, hardware.overlap.least_gemm_s.value)
 
 
 def _seconds(hardware: Hardware, n: int, k: int, m: int) -> float:

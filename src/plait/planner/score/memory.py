@@ -5,18 +5,16 @@ import re
 from plait.planner.memory.static import derive_static
 from plait.planner.planned import derive_planned_model
 from plait.planner.prediction import MemoryPart
-from plait.planner.score.row import NotCovered, Row
-from plait.planner.score.steps import Answer
+from plait.planner.score.row import Row
+from plait.planner.score.steps import Answer, read_scale
 from plait.planner.score.subject import Subject, build_subject
 from plait.planner.stages import derive_stages
-
-_BYTES = {"B": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30}
 
 
 def answer_peak_memory(row: Row) -> Answer:
     """The most that the allocator of the worst rank has given out."""
     subject = build_subject(row)
-    return Answer(subject.predict().memory.allocated_bytes / _read_bytes(row), _count_base(subject))
+    return Answer(subject.predict().memory.allocated_bytes / read_scale(row, "B", "memory"), _count_base(subject))
 
 
 def answer_activation_memory(row: Row) -> Answer:
@@ -25,7 +23,7 @@ def answer_activation_memory(row: Row) -> Answer:
     plan = subject.plan
     kept = subject.predict().memory.bytes_of(MemoryPart.ACTIVATIONS)
     base = plan.micro_batch * subject.seq_len * subject.model.width * subject.model.num_layers / plan.tp
-    return Answer(kept / _read_bytes(row), base)
+    return Answer(kept / read_scale(row, "B", "memory"), base)
 
 
 def answer_static_memory(row: Row) -> Answer:
@@ -33,7 +31,7 @@ def answer_static_memory(row: Row) -> Answer:
 
     A row that says how many bytes it counts for each parameter is a formula, and these are of the blocks alone.
     """
-    subject, scale = build_subject(row), _read_bytes(row)
+    subject, scale = build_subject(row), read_scale(row, "B", "memory")
     plan, model = subject.plan, subject.model
     contract = derive_planned_model(model, plan, subject.seq_len)
     stages = derive_stages(model.num_layers, plan.pp, plan.interleave, plan.num_micro_batches(subject.global_batch))
@@ -47,9 +45,3 @@ def answer_static_memory(row: Row) -> Answer:
 def _count_base(subject: Subject) -> float:
     """Parameters of a rank as if all were alike: the null model knows one number of bytes for each."""
     return subject.model.num_parameters / (subject.plan.tp * subject.plan.pp)
-
-
-def _read_bytes(row: Row) -> float:
-    if row.unit not in _BYTES:
-        raise NotCovered(f"unit {row.unit!r} is not one of memory")
-    return _BYTES[row.unit]

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 
 from plait.config.overlap import OverlapConfig
 from plait.contract.step import sum_flops
+from plait.planner.hardware.constant import SCALES
 from plait.planner.planned import derive_planned_model, is_attention
 from plait.planner.prediction import Prediction
 from plait.planner.score.row import NotCovered, Row
 from plait.planner.score.software import check_kernels
 from plait.planner.score.subject import Subject, build_subject
 from plait.planner.step.block import Layers, build_layers
-
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,19 @@ def read_seconds(row: Row) -> float:
     Raises:
         NotCovered: a unit that is not of time.
     """
-    unit = row.unit.split()[0]
-    if unit not in _SECONDS:
-        raise NotCovered(f"unit {row.unit!r} is not one of time")
-    return _SECONDS[unit]
+    return read_scale(row, "s", "time")
+
+
+def read_scale(row: Row, base: str, what: str) -> float:
+    """What one of the row's unit is in `base`; what follows says of what it is (`ms (per layer)`, `TFLOP/s/GPU`).
+
+    Raises:
+        NotCovered: it is no multiple of `base`.
+    """
+    scale = SCALES[base].get(row.unit.partition(" ")[0].removesuffix("/GPU"))
+    if scale is None:
+        raise NotCovered(f"unit {row.unit!r} is not one of {what}")
+    return scale
 
 
 def answer_iteration_time(row: Row) -> Answer:
@@ -54,6 +62,8 @@ def answer_iteration_time(row: Row) -> Answer:
 
 def answer_tokens_per_s(row: Row) -> Answer:
     """Tokens of a second on one device."""
+    if not row.unit.startswith("tokens/s"):
+        raise NotCovered(f"unit {row.unit!r} is not tokens/s")
     subject = _build_timed(row)
     prediction = subject.predict()
     tokens = subject.global_batch * subject.seq_len / subject.plan.num_devices
@@ -71,35 +81,40 @@ def answer_mfu(row: Row) -> Answer:
 
 def answer_hw_tflops(row: Row) -> Answer:
     """TFLOP/s of a device with what is computed again."""
-    return _answer_tflops(_build_timed(row), recomputes=True)
+    return _answer_tflops(row, recomputes=True)
 
 
 def answer_model_tflops(row: Row) -> Answer:
     """TFLOP/s of a device without what is computed again."""
-    return _answer_tflops(_build_timed(row), recomputes=False)
+    return _answer_tflops(row, recomputes=False)
 
 
-def _answer_tflops(subject: Subject, *, recomputes: bool) -> Answer:
+def _answer_tflops(row: Row, *, recomputes: bool) -> Answer:
+    subject, scale = _build_timed(row), read_scale(row, "FLOP/s", "a rate of computing")
     prediction = subject.predict()
     flops = _count_flops(subject, recomputes=recomputes)
-    return Answer(flops / prediction.step_s / subject.plan.num_devices / 1e12, 1.0)
+    return Answer(flops / prediction.step_s / subject.plan.num_devices / scale, 1.0)
 
 
 def answer_layer_time(row: Row) -> Answer:
     """One block, forward or backward with what is computed again."""
     subject, scale = _build_timed(row), read_seconds(row)
     layers = _build_layers(subject)
-    word = f"{row.measure or ''} {row.notes} {row.id}".lower()
-    name = next((name for name in ("fwd", "bwd", "forward", "backward") if name in word), None)
-    if name is None:
-        raise NotCovered("neither forward nor backward is said")
-    backward = name.startswith("b")
+    backward = _is_backward(row)
     seconds = layers.backward.seconds if backward else layers.forward.seconds
     passes = 4 + 2 * (subject.plan.recompute == "full") if backward else 2
     contract = derive_planned_model(subject.model, subject.plan, subject.seq_len)
     flops = passes * contract.block_parameters * contract.setting.num_tokens
     peak = subject.cluster.hardware.peak(subject.plan.precision.compute).value
     return Answer(seconds / scale, flops / peak / scale)
+
+
+def _is_backward(row: Row) -> bool:
+    """As the field for it says, or else the name, or the first word on it in the notes, which may speak of both."""
+    for text in (row.measure, row.id, row.notes):
+        if found := re.search(r"fwd|forward|bwd|backward", str(text or "").lower()):
+            return found[0].startswith("b")
+    raise NotCovered("neither forward nor backward is said")
 
 
 def answer_overlap_speedup(row: Row) -> Answer:

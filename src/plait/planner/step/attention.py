@@ -11,6 +11,7 @@ from plait.planner.laws import (
     estimate_p2p,
     estimate_unfused_attention,
 )
+from plait.planner.laws.attention import BACKWARD_FLOPS, UNFUSED_BACKWARD_FLOPS
 from plait.planner.step.circumstance import Circumstance, build_cost
 from plait.planner.step.linear import Direction
 
@@ -22,11 +23,12 @@ def build_attention(op: Op, direction: Direction, where: Circumstance) -> Cost:
     In zigzag order every rank masks half of each step, so a causal step of that length is what each takes.
     """
     backward, cp = direction == "backward", where.plan.cp
-    estimate = _estimate(derive_shape(op, where), where, backward=backward)
+    shape = derive_shape(op, where)
+    estimate = _estimate(shape, where, backward=backward)
     kind = Kind.ATTENTION
     scores = _find_scores(op)
     compute = build_cost("core", kind, estimate, note=f"{scores.count} heads of {scores.m} queries").with_efficiency(
-        derive_shape(op, where).flops * (2.5 if backward else 1.0) / (estimate.seconds * _peak(where))
+        _count_flops(shape, where, backward=backward) / (estimate.seconds * _peak(where))
     )
     steps = join("ring steps", [compute], times=cp) if cp > 1 else compute
     return join(op.name, [steps, *_build_ring(op, where, estimate.seconds, backward=backward)], note=direction)
@@ -51,6 +53,11 @@ def _estimate(shape: AttentionShape, where: Circumstance, *, backward: bool) -> 
     if where.plan.fused_attention:
         return estimate_flash_attention(where.hardware, shape, backward=backward, regime="burst")
     return estimate_unfused_attention(where.hardware, shape, backward=backward)
+
+
+def _count_flops(shape: AttentionShape, where: Circumstance, *, backward: bool) -> float:
+    passes = BACKWARD_FLOPS if where.plan.fused_attention else UNFUSED_BACKWARD_FLOPS
+    return shape.flops * (passes if backward else 1.0)
 
 
 def _peak(where: Circumstance) -> float:

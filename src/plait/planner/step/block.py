@@ -2,17 +2,15 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 
 from plait.config.model import ModelConfig
 from plait.contract.op import Op
 from plait.contract.step import list_moves
-from plait.dtype import width_bytes
 from plait.planner.cluster import Cluster
 from plait.planner.cost import Cost, Kind, join
 from plait.planner.laws import estimate_loss
 from plait.planner.plan_config import PlanConfig, keep_layer_axes
-from plait.planner.planned import derive_planned_model, is_attention, is_linear
+from plait.planner.planned import count_bytes, derive_planned_model, is_attention, is_linear
 from plait.planner.prediction import HEAD
 from plait.planner.step.attention import build_attention
 from plait.planner.step.circumstance import Circumstance, build_cost
@@ -37,14 +35,10 @@ class Layers:
 
 def build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len: int) -> Layers:
     """The layers of a plan; what does not change them (pp, dp and what follows from them) does not build them anew."""
-    # What tp and cp see of the rest: whether the job fits in a domain, and which axes lie between their ranks.
+    # Of the rest tp and cp only see whether the job fits in a domain.
     domain = int(cluster.hardware.topology.domain_size.value)
-    plain = replace(
-        keep_layer_axes(plan),
-        dp_shard=1 if cluster.order[:2] == ("tp", "cp") else plan.dp_shard,
-        dp_replicate=1 if plan.num_devices <= domain else 2 * domain,
-    )
-    return _build_layers(model, replace(cluster, num_devices=0), plain, seq_len)
+    plain = keep_layer_axes(plan, dp_replicate=1 if plan.num_devices <= domain else 2 * domain)
+    return _build_layers(model, Cluster(cluster.hardware, 0), plain, seq_len)
 
 
 @lru_cache(maxsize=16384)
@@ -85,8 +79,7 @@ def _build_embedding(where: Circumstance) -> Cost:
     """Rows looked up and summed over tp; backward adds their gradients up."""
     parts: list[Cost] = []
     for op in where.contract.entry:
-        setting = where.contract.setting
-        size = prod(op.outputs[0].layout.local_shape(setting.rank)) * width_bytes(setting.dtype)
+        size = count_bytes(op.outputs, where.contract)
         parts += [where.build_kernel("look up", 2 * size), where.build_kernel("add up", 3 * size)]
         parts += where.build_moves(list_moves((*op.forward, *op.backward)))
     return join("embedding", parts)
@@ -96,11 +89,10 @@ def _build_head(where: Circumstance) -> Cost:
     """Final norm, head, and the loss over the rank's part of the vocabulary."""
     norm, head = where.contract.exit
     loss = where.contract.loss
-    logits = prod(loss.inputs[0].layout.local_shape(where.contract.setting.rank))
     parts: list[Cost] = []
     for direction in ("forward", "backward"):
         parts += build_elementwise(norm, direction, where)
         parts += where.build_moves(list_moves(getattr(norm, direction)))
         parts.append(build_linear(head, direction, where, is_head=True))
-    parts.append(build_cost("loss", Kind.MEMORY_BOUND, estimate_loss(where.hardware, logits)))
+    parts.append(build_cost("loss", Kind.MEMORY_BOUND, estimate_loss(where.hardware, where.contract.num_logits)))
     return join(HEAD, [*parts, *where.build_moves(list_moves(loss.forward))])

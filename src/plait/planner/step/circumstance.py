@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plait.contract.collective import Collective
-from plait.contract.model import ModelContract
 from plait.contract.step import Move
-from plait.planner.cluster import Axis, Cluster
+from plait.planner.cluster import Cluster
 from plait.planner.cost import Cost, Kind, build_leaf
 from plait.planner.hardware import Hardware, Placement
 from plait.planner.laws import Estimate, estimate_collective, estimate_memory_bound
 from plait.planner.laws.collective import CollectiveKind
-from plait.planner.plan_config import PlanConfig
+from plait.planner.plan_config import Axis, PlanConfig
+from plait.planner.planned import PlannedModel
 from plait.sharding import Kind as Movement
 
 COLLECTIVE_LAWS: dict[Movement, CollectiveKind] = {
@@ -29,7 +29,7 @@ class Circumstance:
 
     cluster: Cluster
     plan: PlanConfig
-    contract: ModelContract
+    contract: PlannedModel
 
     @property
     def hardware(self) -> Hardware:
@@ -44,9 +44,7 @@ class Circumstance:
     def place(self, axis: Axis) -> Placement:
         """Where the ranks of an axis lie."""
         degree = getattr(self.plan, axis)
-        return self.hardware.topology.place(
-            degree, self.cluster.stride(axis, self.plan), num_devices=self.plan.num_devices
-        )
+        return self.hardware.topology.place(degree, self.plan.stride(axis), num_devices=self.plan.num_devices)
 
     def estimate_move(self, collective: Collective, *, wire_share: float = 1.0) -> Estimate:
         """How long a collective over tp takes; `wire_share` of its bytes move where they are quantized."""

@@ -29,6 +29,7 @@ class _Exchange:
     placement: Placement
     window_s: float
     times: int
+    window_constants: tuple[str, ...] = (BACKWARD_WINDOW.name,)
 
 
 def build_data_parallel(
@@ -56,15 +57,15 @@ def _list_exchanges(
         everyone = _join(inner, outer)
         whole = _build_collective(Movement.ALL_REDUCE, everyone, num_parameters, plan.gradient_dtype)
         return [_Exchange("sum gradients", whole, everyone, backward_s, 1)]
-    is_fsdp = plan.sharded == "parameters"
+    is_fsdp = plan.cuts("parameters")
     every = num_micro_batches if is_fsdp else 1
-    scattered = num_micro_batches if plan.sharded in ("gradients", "parameters") else 1
+    scattered = num_micro_batches if plan.cuts("gradients") else 1
     gather = _build_collective(Movement.ALL_GATHER, inner, num_parameters, plan.precision.compute)
     scatter = _build_collective(Movement.REDUCE_SCATTER, inner, num_parameters, plan.gradient_dtype)
     share = -(-num_parameters // inner.degree)
     total = _build_collective(Movement.ALL_REDUCE, outer, share, plan.gradient_dtype)
     return [
-        _Exchange("gather parameters", gather, inner, forward_s, every),
+        _Exchange("gather parameters", gather, inner, forward_s, every, window_constants=()),
         *([_Exchange("gather again", gather, inner, backward_s / 2, every)] if is_fsdp else []),
         _Exchange("scatter gradients", scatter, inner, backward_s / (2 if is_fsdp else 1), scattered),
         _Exchange("sum gradients", total, outer, backward_s, 1),
@@ -77,12 +78,9 @@ def _build_collective(kind: Movement, placement: Placement, numel: int, dtype: F
 
 def _place(where: Circumstance) -> tuple[Placement, Placement]:
     """Ranks that share the state out (those of cp too, which hold the same parameters), and copies of them."""
-    plan, cluster = where.plan, where.cluster
-    topology = where.hardware.topology
-    stride = min(cluster.stride("cp", plan), cluster.stride("dp_shard", plan))
-    inner = topology.place(plan.cp * plan.dp_shard, stride, num_devices=plan.num_devices)
-    outer = topology.place(plan.dp_replicate, cluster.stride("dp_replicate", plan), num_devices=plan.num_devices)
-    return inner, outer
+    plan, topology = where.plan, where.hardware.topology
+    inner = topology.place(plan.cp * plan.dp_shard, plan.stride("cp"), num_devices=plan.num_devices)
+    return inner, where.place("dp_replicate")
 
 
 def _join(inner: Placement, outer: Placement) -> Placement:
@@ -99,13 +97,14 @@ def _build(each: _Exchange, where: Circumstance, num_layers: int) -> list[Cost]:
         each.collective.degree,
         placement=each.placement,
     )
-    exposed_s, taxed_s = estimate.seconds, 0.0
+    exposed_s, taxed_s, tax = estimate.seconds, 0.0, where.hardware.overlap.compute_tax
     if where.plan.overlaps_gradients:
         exposed_s = max(estimate.seconds - each.window_s, estimate.seconds / max(1, num_layers))
-        taxed_s = (where.hardware.overlap.compute_tax.value - 1) * (estimate.seconds - exposed_s)
+        taxed_s = (tax.value - 1) * (estimate.seconds - exposed_s)
     total_s = each.times * (exposed_s + taxed_s)
-    note = f"{each.collective}: {each.placement.across} domains of {each.placement.inside}, {each.times} a step"
-    constants = (*estimate.constants, *([where.hardware.overlap.compute_tax.name] if taxed_s else []))
+    domains = f"{each.placement.across} domains of {each.placement.inside}"
+    note = f"{each.collective}: {where.hardware.topology.describe(each.placement)}, {domains}, {each.times} a step"
+    constants = (*estimate.constants, *((tax.name, *each.window_constants) if taxed_s else ()))
     leaf = build_leaf(each.name, Kind.DATA_PARALLEL, total_s, estimate.uncertainty, constants, note=note)
     hidden_s = max(0.0, each.times * estimate.seconds - total_s)
     return [leaf.hiding(hidden_s).moving([each.collective] * each.times)]

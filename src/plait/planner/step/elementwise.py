@@ -10,15 +10,10 @@ through memory is stated here, for kernels that are fused as in Megatron-LM:
     activation    inputs read, output written; backward reads both and writes the gradients of the inputs
 """
 
-from collections.abc import Iterable
-from math import prod
-
 from plait.config.model import LlamaConfig
 from plait.contract.op import Op
-from plait.contract.setting import Tensor
-from plait.dtype import width_bytes
 from plait.planner.cost import Cost
-from plait.planner.planned import is_attention, is_linear
+from plait.planner.planned import count_bytes, is_attention, is_linear
 from plait.planner.step.circumstance import Circumstance
 from plait.planner.step.linear import Direction
 
@@ -26,10 +21,10 @@ from plait.planner.step.linear import Direction
 def build_elementwise(op: Op, direction: Direction, where: Circumstance) -> list[Cost]:
     """Kernels that belong to an operation: its own, or those that follow it."""
     backward = direction == "backward"
-    ins, outs = _count_bytes(op.inputs, where), _count_bytes(op.outputs, where)
+    ins, outs = count_bytes(op.inputs, where.contract), count_bytes(op.outputs, where.contract)
     if is_attention(op):
         is_rotated = isinstance(where.contract.config, LlamaConfig)
-        rotated = 2 * _count_bytes(op.inputs[:2], where)
+        rotated = 2 * count_bytes(op.inputs[:2], where.contract)
         return [where.build_kernel("rotary", rotated, kernels=2)] if is_rotated else []
     if is_linear(op):
         is_branch = op.parameters[0].ownership.dim == 1
@@ -39,8 +34,3 @@ def build_elementwise(op: Op, direction: Direction, where: Circumstance) -> list
         return [where.build_kernel("dropout", 2 * outs + mask if backward else mask, kernels=1 if backward else 0)]
     name = "norm" if op.parameters else "activation"
     return [where.build_kernel(name, (2 * ins + outs) if backward else ins + outs)]
-
-
-def _count_bytes(tensors: Iterable[Tensor], where: Circumstance) -> int:
-    setting = where.contract.setting
-    return sum(prod(tensor.layout.local_shape(setting.rank)) for tensor in tensors) * width_bytes(setting.dtype)

@@ -1,6 +1,7 @@
 """The linears of a contract: GEMMs, quantise passes and collectives of one operation, forward and backward."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Literal
@@ -9,11 +10,12 @@ from plait.config.overlap import OverlapConfig
 from plait.contract.op import Op
 from plait.contract.step import Gemm, Move, Step, list_gemms, list_moves
 from plait.dtype import width_bytes
+from plait.planner.assumed import EXPOSED_LATENCIES
 from plait.planner.cost import Cost, Kind, join
 from plait.planner.hardware import Constant
 from plait.planner.laws import Estimate, estimate_gemm, estimate_quantize
 from plait.planner.step.circumstance import Circumstance, build_cost
-from plait.planner.step.overlap import Gain, Overlapped, Pass, time_pass
+from plait.planner.step.overlap import Overlapped, Pass, derive_gain, time_pass
 from plait.schedule.work import Operation
 from plait.sharding import Kind as Movement
 from plait.sharding import Partial, Replicate, derive_transition
@@ -30,68 +32,79 @@ _PASSES = {
 Direction = Literal["forward", "backward"]
 
 
-def build_linear(op: Op, direction: Direction, where: Circumstance, *, is_head: bool = False) -> Cost:
-    """One pass of a linear, or of the linears that read the same input, which are multiplied as one.
+@dataclass(frozen=True, slots=True)
+class LinearPass:
+    """One pass through a linear, or through linears that read the same input, which are multiplied as one.
 
-    Every collective of the contract is in it once: beside the GEMMs if it is of the linear's boundary, else after them.
+    Attributes:
+        dtype: of the operands.
+        gemms: by what they compute (forward, dgrad, wgrad), each with its law's answer.
+        moves: by tensor, the collectives of the linear's boundary, each alone.
+        later: collectives after it: gradients of replicated parameters.
+        together: both beside each other, as the simulated clock sees them.
+        overlapped: what that takes under the plan's policy.
     """
-    dtype = where.plan.precision.compute if is_head else where.gemm_dtype
-    steps: tuple[Step, ...] = getattr(op, direction)
-    gemms = {gemm.what: gemm for gemm in _merge(list_gemms(steps))}
-    estimates = {what: _time(gemm, where, dtype) for what, gemm in gemms.items()}
-    beside = {move.tensor: move for move in list_moves(steps) if move.tensor in _BESIDE}
-    moves = {name: where.estimate_move(m.collective, wire_share=_share(m, where, dtype)) for name, m in beside.items()}
-    timed = _overlap(op, direction, where, (gemms, estimates, moves, dtype))
-    compute_s = sum(estimate.seconds for estimate in estimates.values())
-    rest = [move for move in list_moves(steps) if move.tensor not in _BESIDE]
+
+    dtype: str
+    gemms: Mapping[str, tuple[Gemm, Estimate]]
+    moves: Mapping[str, tuple[Move, Estimate]]
+    later: tuple[Move, ...]
+    together: Pass
+    overlapped: Overlapped
+
+
+_BESIDE = ("x", "dx", "y", "dy")
+"""What moves at a linear's boundary."""
+
+
+def build_linear(op: Op, direction: Direction, where: Circumstance, *, is_head: bool = False) -> Cost:
+    """What a pass costs; every collective of the contract is in it once, beside the GEMMs or after them."""
+    one = build_pass(op, direction, where, is_head=is_head)
     return join(
         op.name,
         [
-            *_build_quantise(op, direction, where, dtype),
-            *(_build_gemm(gemm, estimates[what], where, dtype) for what, gemm in gemms.items()),
-            *([_build_exposed(beside, moves, compute_s, timed, where.hardware.overlap.gain)] if moves else []),
-            *where.build_moves(rest),
+            *_build_quantise(op, direction, where, one.dtype),
+            *(_build_gemm(gemm, estimate, where, one.dtype) for gemm, estimate in one.gemms.values()),
+            *([_build_exposed(one, where.hardware.overlap.gain)] if one.moves else []),
+            *where.build_moves(one.later),
         ],
         note=direction,
     )
 
 
-_BESIDE = ("x", "dx", "y", "dy")
-"""What moves at a linear's boundary; gradients of replicated parameters are summed after it."""
-
-_Timed = tuple[dict[str, Gemm], dict[str, Estimate], dict[str, Estimate], str]
-
-
-def _overlap(op: Op, direction: Direction, where: Circumstance, timed: _Timed) -> Overlapped:
-    gemms, _, moves, dtype = timed
-    setting, hardware = where.contract.setting, where.hardware
-    is_row = _is_row(op)
-    entry = derive_transition(setting.activation, Replicate())
-    leave = derive_transition(Partial(), setting.activation)
+def build_pass(op: Op, direction: Direction, where: Circumstance, *, is_head: bool = False) -> LinearPass:
+    """The GEMMs and collectives of the contract, timed alone and together."""
+    dtype = where.plan.precision.compute if is_head else where.gemm_dtype
+    steps: tuple[Step, ...] = getattr(op, direction)
+    gemms = {gemm.what: (gemm, _time(gemm, where, dtype)) for gemm in _merge(list_gemms(steps))}
+    issued = list_moves(steps)
+    moves = {
+        move.tensor: (move, where.estimate_move(move.collective, wire_share=_share(move, where, dtype)))
+        for move in issued
+        if move.tensor in _BESIDE
+    }
+    setting, is_row = where.contract.setting, op.parameters[0].ownership.dim == 1
     width = (op.outputs if is_row else op.inputs)[0].layout.shape[1]
-    row_bytes = width * width_bytes(setting.sum_dtype)
-    memory = hardware.memory
-    one = Pass(
+    together = Pass(
         _PASSES["row" if is_row else "column", direction],
-        leave if is_row else entry,
+        derive_transition(Partial(), setting.activation)
+        if is_row
+        else derive_transition(setting.activation, Replicate()),
         setting.num_tokens,
         setting.tp,
-        {what: partial(_seconds, gemm, where, dtype) for what, gemm in gemms.items()},
-        {name: estimate.seconds for name, estimate in moves.items()},
+        {what: partial(_seconds, gemm, where, dtype) for what, (gemm, _) in gemms.items()},
+        {name: estimate.seconds for name, (_, estimate) in moves.items()},
         where.latency_s,
-        row_bytes / (memory.bytes_per_s.value * memory.efficiency.value),
+        width * width_bytes(setting.sum_dtype) / where.hardware.memory.streamed_bytes_per_s,
     )
-    gain = Gain(hardware.overlap.gain.value, hardware.overlap.least_gemm_s.value)
-    return time_pass(one, choose_policy(op, where.plan.overlap), gain)
+    overlapped = time_pass(together, choose_policy(op, where.plan.overlap), derive_gain(where.hardware))
+    later = tuple(move for move in issued if move.tensor not in _BESIDE)
+    return LinearPass(dtype, gemms, moves, later, together, overlapped)
 
 
 def choose_policy(op: Op, overlap: OverlapConfig) -> OverlapConfig:
     """What holds for this linear."""
     return _DISABLED if overlap.policy == "mlp_only" and ".mlp." not in op.name else overlap
-
-
-def _is_row(op: Op) -> bool:
-    return len(op.parameters) > 0 and op.parameters[0].ownership.dim == 1
 
 
 def _merge(gemms: Sequence[Gemm]) -> list[Gemm]:
@@ -151,24 +164,23 @@ def _build_quantise(op: Op, direction: Direction, where: Circumstance, dtype: st
     return [join("quantise", [build_cost("quantise", Kind.MEMORY_BOUND, one)], times=passes)]
 
 
-def _build_exposed(
-    moves: dict[str, Move], estimates: dict[str, Estimate], compute_s: float, timed: Overlapped, gain: Constant
-) -> Cost:
+def _build_exposed(one: LinearPass, gain: Constant) -> Cost:
     """What communication adds to the GEMMs, and what they hide of it: more or less, as the gain is uncertain."""
-    total_s = sum(estimate.seconds for estimate in estimates.values())
-    exposed_s = max(0.0, timed.seconds - compute_s)
+    estimates = [estimate for _, estimate in one.moves.values()]
+    total_s = sum(estimate.seconds for estimate in estimates)
+    exposed_s = max(0.0, one.overlapped.seconds - one.together.compute_s)
     hidden_s = max(0.0, total_s - exposed_s)
-    uncertainty = 1 + (sum(e.seconds * e.uncertainty for e in estimates.values()) / total_s if total_s else 0.0)
+    uncertainty = 1 + (sum(e.seconds * e.uncertainty for e in estimates) / total_s if total_s else 0.0)
     least, most = (gain.low or gain.value) / gain.value, (gain.high or gain.value) / gain.value
-    constants = [name for estimate in estimates.values() for name in estimate.constants]
+    constants = [name for estimate in estimates for name in estimate.constants]
     return Cost(
-        " + ".join(f"{move.collective.kind} {name}" for name, move in moves.items()),
+        " + ".join(f"{move.collective.kind} {name}" for name, (move, _) in one.moves.items()),
         Kind.COMMUNICATION,
         exposed_s,
         low_s=max(0.0, exposed_s - (most - 1) * hidden_s) / uncertainty,
         high_s=(exposed_s + (1 - least) * hidden_s) * uncertainty,
         hidden_s=hidden_s,
-        constants=tuple(dict.fromkeys([*constants, *([gain.name] if hidden_s else [])])),
-        note=timed.schedule,
-        collectives=tuple(move.collective for move in moves.values()),
+        constants=tuple(dict.fromkeys([*constants, *((gain.name, EXPOSED_LATENCIES.name) if hidden_s else ())])),
+        note=one.overlapped.schedule,
+        collectives=tuple(move.collective for move, _ in one.moves.values()),
     )

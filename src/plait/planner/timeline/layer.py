@@ -13,7 +13,7 @@ from plait.planner.cost import COMPUTE, Cost, Kind
 from plait.planner.planned import derive_planned_model, is_linear
 from plait.planner.prediction import Prediction
 from plait.planner.step.circumstance import Circumstance
-from plait.planner.timeline.passes import Pass, build_pass
+from plait.planner.timeline.passes import DrawnPass, build_drawn_pass
 from plait.schedule.chart import Bar, Chart
 
 _Segment = tuple[list[Bar], float]
@@ -68,8 +68,8 @@ class _Drawing:
 
     def _list_linear(self, cost: Cost, op: Op, where: Circumstance) -> Iterator[_Segment]:
         """What is beside each other as a pass, and what comes before and after it by itself."""
-        one = build_pass(cost, op, where)
-        inside = () if one is None else (*one.gemms.values(), one.exposed)
+        one = build_drawn_pass(cost, op, where)
+        inside = () if one is None else one.parts
         is_drawn = False
         for part in cost.parts:
             if not any(part is each for each in inside):
@@ -87,7 +87,7 @@ class _Drawing:
         seconds = leaf.seconds if self.has_overlap else leaf.seconds + leaf.hidden_s
         return [*_move(self.rank, "collective", leaf.name, start_s, seconds)], seconds
 
-    def _draw_pass(self, one: Pass) -> _Segment:
+    def _draw_pass(self, one: DrawnPass) -> _Segment:
         if not self.has_overlap or not one.is_overlapped:
             return self._queue(one), one.serial_s
         timeline = one.simulate()
@@ -108,11 +108,11 @@ class _Drawing:
             bars.append(Bar(self.rank, "compute", "wait", behind, timeline.duration_s, one.seconds))
         return bars, one.seconds
 
-    def _queue(self, one: Pass) -> list[Bar]:
+    def _queue(self, one: DrawnPass) -> list[Bar]:
         """Gathers, GEMMs, sums: each waits for what is before it."""
         bars, now_s = [], 0.0
         for kind, name, seconds in one.list_in_order():
-            if kind in one.gemms:
+            if kind in one.timed.gemms:
                 bars.append(Bar(self.rank, "compute", kind, name, now_s, now_s + seconds))
             else:
                 bars += _move(self.rank, kind, name, now_s, now_s + seconds)

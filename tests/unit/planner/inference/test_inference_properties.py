@@ -14,11 +14,12 @@ from plait.config.presets import load_preset
 from plait.contract.model import derive_model
 from plait.contract.setting import Setting
 from plait.planner.cluster import Cluster
-from plait.planner.cost import COMPUTE, Kind, is_sum
+from plait.planner.cost import COMPUTE, Kind
 from plait.planner.hardware import Hardware
 from plait.planner.inference import InferenceMemoryPart, InferencePrediction, Load, ServerConfig, predict_inference
 from plait.planner.inference.logits import derive_logits_gather
 from plait.planner.prediction import Verdict
+from tests.support.costs import is_sum
 from tests.support.hardware import build_variant, scale_links
 from tests.support.plans import LLAMA
 

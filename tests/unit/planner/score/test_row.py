@@ -52,6 +52,10 @@ def test_a_row_without_what_is_optional_is_answered() -> None:
         ({"parallel": {**_STEP["parallel"], "pp": float("inf")}}, "parallel.pp is inf"),
         ({"parallel": {**_STEP["parallel"], "pp": float("nan")}}, "parallel.pp is nan"),
         ({"unit": "fortnights"}, "not one of time"),
+        ({"unit": " "}, "not one of time"),
+        ({"kind": "hw_tflops", "unit": "s"}, "not one of a rate of computing"),
+        ({"kind": "tokens_per_s_gpu", "unit": "s"}, "is not tokens/s"),
+        ({"kind": "layer_time", "unit": "ms"}, "neither forward nor backward"),
         ({"kind": "collective_time", "parallel": {"op": "broadcast", "bytes": 1}}, "'broadcast' has no law"),
         ({"kind": "overlap_kernel_time"}, "no shape M, N, K"),
         ({"kind": "peak_memory", "unit": "pages"}, "not one of memory"),
@@ -62,6 +66,26 @@ def test_what_a_row_lacks_is_the_reason_why_it_is_not_covered(changes: dict[str,
     answer = _answer(**changes)
     assert isinstance(answer, str)
     assert reason in answer
+
+
+def test_runs_that_are_not_deterministic_are_covered() -> None:
+    assert not isinstance(_answer(notes="non-deterministic kernels"), str)
+    assert not isinstance(_answer(notes="nondeterministic"), str)
+
+
+def test_units_of_a_rate_are_those_of_the_row() -> None:
+    tera, giga = (_answer(kind="hw_tflops", unit=unit) for unit in ("TFLOP/s/GPU", "GFLOP/s"))
+    assert giga.predicted == pytest.approx(1000 * tera.predicted)  # type: ignore[attr-defined]
+
+
+def test_a_layer_is_timed_in_the_direction_that_its_row_measures() -> None:
+    notes = "fwd and bwd of one layer"
+    forward, backward, named = (
+        _answer(kind="layer_time", unit="ms", notes=notes, **said)
+        for said in ({}, {"measure": "bwd"}, {"id": "gpt_bwd"})
+    )
+    assert backward == named
+    assert backward.predicted > 1.5 * forward.predicted  # type: ignore[attr-defined]
 
 
 _JUNK = st.recursive(

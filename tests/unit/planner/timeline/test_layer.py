@@ -56,7 +56,7 @@ def test_a_rank_does_one_thing_at_a_time_on_each_lane(plan: PlanConfig) -> None:
                 assert after.start_s >= before.end_s * (1 - 1e-9), (layer.chart.title, before, after)
 
 
-def test_both_charts_compute_the_same() -> None:
+def test_pieces_take_as_long_as_the_law_says_and_no_shorter_than_the_whole() -> None:
     prediction = predict_one(PlanConfig(tp=4))
     totals = [
         sum(bar.end_s - bar.start_s for bar in _list_lane(layer, "compute") if bar.kind not in ("wait", "add"))
@@ -64,7 +64,9 @@ def test_both_charts_compute_the_same() -> None:
     ]
     by_kind = prediction.step.find("blocks").sum_by_kind()
     compute_s = sum(by_kind[kind] for kind in COMPUTE) / prediction.model.num_layers
-    assert totals == pytest.approx([compute_s, compute_s])
+    assert totals[0] == pytest.approx(compute_s)
+    # Smaller GEMMs are less efficient, which the schedule was chosen with.
+    assert 1.001 * compute_s < totals[1] < 1.05 * compute_s
 
 
 def test_serially_nothing_is_beside_anything() -> None:
