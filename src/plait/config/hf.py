@@ -57,12 +57,13 @@ def _load_json(file: Path) -> dict[str, Any]:
 def _convert_llama(source: Fields) -> tuple[dict[str, Any], list[Problem]]:
     expected = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     rope, problems = _convert_rope(source)
+    kv_heads = source.get("num_key_value_heads")
     fields = {
         "family": "llama",
         "num_layers": source["num_hidden_layers"],
         "width": source["hidden_size"],
         "num_heads": source["num_attention_heads"],
-        "num_kv_heads": source.get("num_key_value_heads") or source["num_attention_heads"],
+        "num_kv_heads": source["num_attention_heads"] if kv_heads is None else kv_heads,
         "head_width": source.get("head_dim"),
         "mlp_width": source["intermediate_size"],
         "vocab_size": source["vocab_size"],

@@ -19,6 +19,10 @@ def load_source(source: str) -> dict[str, Any]:
         ConfigError: there is no such thing, or it cannot be read.
     """
     path = Path(source)
+    try:
+        path.exists()
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise ConfigError(f"{source}: cannot be read: {error.strerror}") from error
     if source in list_presets() or is_hf_config(path):
         return {"model": _load_model(source)}
     if path.is_file():

@@ -20,6 +20,9 @@ __all__ = ["PlanReport", "Refusal", "TensorDegree", "Worse", "plan"]
 LIMIT = 10
 """Plans of a report, unless it is asked for more."""
 
+MOST = {"seq_len": 10**9, "global_batch": 10**7, "num_devices": 10**9}
+"""Far beyond any run; from there on divisors are not found, nor micro-batches listed, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
@@ -108,10 +111,13 @@ def build_task(model: ModelConfig, cluster: Cluster, *, seq_len: int, global_bat
     """What is to be planned, once it is known to make sense.
 
     Raises:
-        ConfigError: counts below 1, or sequences longer than the positions of the model.
+        ConfigError: counts below 1 or beyond all runs, or sequences longer than the positions of the model.
     """
     counts = {"seq_len": seq_len, "global_batch": global_batch, "num_devices": cluster.num_devices}
     problems = [f"{name} = {count}: should be at least 1" for name, count in counts.items() if count < 1]
+    problems += [
+        f"{name} = {counts[name]}: should be at most {most}" for name, most in MOST.items() if counts[name] > most
+    ]
     if seq_len > model.max_seq_len and not isinstance(model, LlamaConfig):
         problems.append(f"seq_len = {seq_len}: the model has learned positions for {model.max_seq_len} tokens")
     if problems:

@@ -164,3 +164,58 @@ def test_a_catalog_file_with_a_wrong_unit_names_the_key(run: Run, tmp_path: Path
     status, _, err = run("llama3-8b", "--hardware", str(path), *SMALL[3:])
     assert status == 2
     assert "memory.capacity" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--write", "folder"), "--write folder: is a folder"),
+        (("--write", "plan.json"), "--write plan.json: a plan is a .toml file"),
+        (("--trace", "one.html", "--report", "one.html"), "--report one.html: --trace writes there"),
+        (("--trace", "./a.toml", "--write", "a.toml"), "--trace a.toml: --write writes there"),
+        (("--trace", "t" * 300), "cannot be written: File name too long"),
+        (("--trace", "no/such.json", "--why-not", ","), '--why-not ",": asks for nothing'),
+        (("--report", "no/such.html"), "--report no/such.html: there is no folder no"),
+        (("--prompt", "5"), "--prompt 5: is of a server (--inference)"),
+        (("--fix", "tp=8,tp=4"), "--fix: tp is both 4 and 8"),
+        (("--fix", "mb=1", "--fix", "micro_batch=2"), "--fix: micro_batch is both 1 and 2"),
+        (("--seq", "10000000000"), "seq_len = 10000000000: should be at most 1000000000"),
+        (("--global-batch", str(10**24)), f"global_batch = {10**24}: should be at most 10000000"),
+        (("--gpus", str(10**24)), f"num_devices = {10**24}: should be at most 1000000000"),
+        (("--inference", "--batch", str(10**24)), f"{10**24} is not in the range"),
+    ],
+)
+def test_what_cannot_work_is_one_error_before_the_search(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    status, out, err = run(*SMALL, *arguments)
+    assert (status, out) == (2, "")
+    assert text in err
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_name_too_long_is_no_model(run: Run) -> None:
+    status, _, err = run("m" * 5000, *SMALL[1:])
+    assert status == 2
+    assert "cannot be read: File name too long" in err
+
+
+def test_nothing_is_written_if_there_is_no_plan_to_write(run: Run, tmp_path: Path) -> None:
+    status, _, _ = run(*SMALL, "--fix", "pp=2", "--write", f"{tmp_path}/plan.toml", "--trace", f"{tmp_path}/trace.json")
+    assert status == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_written_to_the_end_leaves_what_was_there(run: Run, tmp_path: Path) -> None:
+    status, _, err = run(*SMALL, "--trace", "/dev/full")
+    assert status == 2
+    assert "/dev/full: cannot be written: No space left on device" in err
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+    (tmp_path / ".trace.json.partial").mkdir()
+    status, _, err = run(*SMALL, "--trace", str(path))
+    assert status == 2
+    assert "cannot be written" in err
+    assert path.read_text() == "{}"

@@ -152,3 +152,9 @@ def test_file_that_is_no_config_says_so(tmp_path: Path, content: str, message: s
     file.write_text(content)
     with pytest.raises(ConfigError, match=message):
         load_run_config(str(file))
+
+
+def test_no_kv_heads_at_all_is_a_mistake_and_not_the_number_of_query_heads(tmp_path: Path) -> None:
+    assert load(tmp_path, {**LLAMA, "num_key_value_heads": None}).num_kv_heads == 32
+    with pytest.raises(ConfigError, match="num_kv_heads = 0: should be greater than or equal to 1"):
+        load(tmp_path, {**LLAMA, "num_key_value_heads": 0})

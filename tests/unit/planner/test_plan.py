@@ -78,6 +78,8 @@ def test_rotary_positions_reach_farther_than_the_model_says() -> None:
     ("arguments", "text"),
     [
         ({"global_batch": 0}, "global_batch = 0: should be at least 1"),
+        ({"global_batch": 10**20}, f"global_batch = {10**20}: should be at most 10000000"),
+        ({"seq_len": 10**12}, f"seq_len = {10**12}: should be at most 1000000000"),
         ({"fixed": {"tp": 3}}, "tp = 3 does not divide 16 devices"),
         ({"fixed": {"tp": 8, "pp": 4}}, "tp 8 * pp 4 = 32 devices, but there are 16"),
         ({"fixed": {"tp": 2, "cp": 1, "pp": 1, "dp": 4}}, "tp 2 * cp 1 * pp 1 * dp 4 = 8 devices, but there are 16"),

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from plait.cli.arguments import json_option, overrides_argument, source_argument
+from plait.cli.files import list_unwritable, write_file
 from plait.cli.plan.record import build_record
 from plait.cli.plan.table import build_tables
 from plait.cli.plan.tree import build_explanation
@@ -30,10 +32,14 @@ from plait.schedule.trace_file import build_trace
 _COLUMNS = 120
 """Width of the tables where stdout is not a terminal."""
 
-_FILES = ("write_path", "trace_path", "report_path")
+_FILES = {"--write": "write_path", "--trace": "trace_path", "--report": "report_path"}
+
+_OF_A_SERVER = ("batch", "prompt", "generate")
 
 _SECTIONS = ("precision", "overlap")
 """Of a run, what a plan takes as it is."""
+
+_AT_MOST = click.IntRange(max=10**9)
 
 _Loaded = TypeVar("_Loaded")
 
@@ -53,9 +59,9 @@ _Loaded = TypeVar("_Loaded")
 @click.option("--trace", "trace_path", type=Path, help="Write the best plan's layer as a trace for Perfetto (.json)")
 @click.option("--report", "report_path", type=Path, help="Write everything as one page (.html)")
 @click.option("--inference", is_flag=True, help="Plan a server, not a training run")
-@click.option("--batch", type=int, default=1, show_default=True, help="Of a server: requests answered together")
-@click.option("--prompt", type=int, default=1024, show_default=True, help="Of a server: tokens of a prompt")
-@click.option("--generate", type=int, default=256, show_default=True, help="Of a server: tokens of an answer")
+@click.option("--batch", type=_AT_MOST, default=1, show_default=True, help="Of a server: requests answered together")
+@click.option("--prompt", type=_AT_MOST, default=1024, show_default=True, help="Of a server: tokens of a prompt")
+@click.option("--generate", type=_AT_MOST, default=256, show_default=True, help="Of a server: tokens of an answer")
 @json_option
 def command(source: str, overrides: Sequence[str], as_json: bool, **options: Any) -> None:
     """Rank every way to train MODEL on so many devices, by predicted time.
@@ -93,7 +99,9 @@ def _load(source: str, overrides: Sequence[str], options: dict[str, Any]) -> tup
     hardware = _try(lambda: load_hardware(options["hardware"]), problems)
     fixed = _try(lambda: parse_fixed(options["fix"], what="--fix"), problems)
     for asked in options["why"]:
-        _try(lambda asked=asked: parse_fixed([asked], what="--why-not"), problems)  # type: ignore[misc]
+        if _try(lambda asked=asked: parse_fixed([asked], what="--why-not"), problems) == {}:  # type: ignore[misc]
+            problems.append(ConfigError(f'--why-not "{asked}": asks for nothing', hint="--why-not tp=16"))
+    problems += map(ConfigError, _list_needless(options))
     _check_files(options, problems)
     if run is None or hardware is None or fixed is None or problems:
         if len(problems) == 1:
@@ -116,18 +124,24 @@ def _describe(error: PlaitError) -> str:
     return text.replace("\n", "\n  ")
 
 
+def _list_needless(options: dict[str, Any]) -> list[str]:
+    """What was given of a server where none is planned, and would change nothing."""
+    context = click.get_current_context()
+    given = [name for name in _OF_A_SERVER if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    return [] if options["inference"] else [f"--{name} {options[name]}: is of a server (--inference)" for name in given]
+
+
 def _check_files(options: dict[str, Any], problems: list[PlaitError]) -> None:
     """What could not be written afterwards is not searched for."""
-    paths = [options[name] for name in _FILES if options[name] is not None]
-    problems += [
-        ConfigError(f"{path}: there is no folder {path.parent}")
-        for path in paths
-        if not path.absolute().parent.is_dir()
-    ]
-    if options["report_path"] is not None:
+    asked = {option: options[name] for option, name in _FILES.items() if options[name] is not None}
+    found = list_unwritable(asked)
+    if "--write" in asked and asked["--write"].suffix != ".toml":
+        found.append(f"--write {asked['--write']}: a plan is a .toml file")
+    problems += map(ConfigError, found)
+    if "--report" in asked and not found:
         from plait.planner.report.write import check_can_write  # noqa: PLC0415 (plotly is an extra)
 
-        _try(lambda: check_can_write(options["report_path"]), problems)
+        _try(lambda: check_can_write(asked["--report"]), problems)
 
 
 def _count_sequences(run: RunConfig, options: dict[str, Any]) -> int:
@@ -148,16 +162,17 @@ def _show(report: PlanReport, answers: Sequence[WhyNot], width: int, *, explain:
 
 
 def _write_files(report: PlanReport, run: RunConfig, options: dict[str, Any]) -> None:
+    """Nothing is written before it is known that there is a plan to write."""
+    chosen, note = choose_runnable(report) if options["write_path"] is not None else (report.best, "")
     if (path := options["trace_path"]) is not None:
         charts = [layer.chart for layer in build_layer_charts(report.best)]
-        path.write_text(json.dumps(build_trace(charts)) + "\n", encoding="utf-8")
+        write_file(path, json.dumps(build_trace(charts)) + "\n")
     if (path := options["report_path"]) is not None:
         from plait.planner.report.write import write_report  # noqa: PLC0415 (plotly is an extra)
 
         write_report(report, path)
     if (path := options["write_path"]) is not None:
-        chosen, note = choose_runnable(report)
-        path.write_text(format_run_config(build_run_config(chosen, run)), encoding="utf-8")
+        write_file(path, format_run_config(build_run_config(chosen, run)))
         if note:
             click.echo(f"{path}: {note}", err=True)
         if run.data is None:

@@ -43,7 +43,19 @@ def parse_fixed(texts: Sequence[str], *, what: str) -> dict[str, Any]:
     """
     words = [word for text in texts for word in text.replace(",", " ").split()]
     tree, problems = load_overrides(words, {name: plain for name, (plain, _) in _SECTIONS.items()})
-    return check_fixed(tree, what=what, problems=[f"{problem.key}: {problem.text}" for problem in problems])
+    found = [f"{problem.key}: {problem.text}" for problem in problems]
+    return check_fixed(tree, what=what, problems=[*found, *_list_contradictions(words)])
+
+
+def _list_contradictions(words: Sequence[str]) -> list[str]:
+    """`tp=8,tp=4`: neither is what was meant."""
+    values: dict[str, list[str]] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        values.setdefault(_SHORT.get(key, key), []).append(value)
+    return [
+        f"{key} is both {' and '.join(distinct)}" for key, given in values.items() if (distinct := sorted({*given}))[1:]
+    ]
 
 
 def check_fixed(values: Mapping[str, Any], *, what: str, problems: Sequence[str] = ()) -> dict[str, Any]:
