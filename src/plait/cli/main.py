@@ -1,9 +1,11 @@
 """The command group: commands are imported when called, and errors become one message and an exit status."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -59,6 +61,8 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
     0 all went well, 1 a verification failed, 2 something given cannot work, 130 interrupted.
     """
+    if sys.stdout is None:  # closed by the shell, `>&-`: there is nobody to print for
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
     try:
         status = group.main(args, prog_name="plait", standalone_mode=False)
     except PlaitError as error:

@@ -139,3 +139,11 @@ def test_python_m_plait_is_the_command() -> None:
     run = subprocess.run([sys.executable, "-m", "plait", "nonsense"], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith('error: there is no command "nonsense"')
+
+
+def test_a_closed_stdout_is_nobody_to_print_for() -> None:
+    """As of `plait models >&-`."""
+    script = "import sys; sys.stdout = None; from plait.cli.main import main; main(['plan', *sys.argv[1:]])"
+    arguments = ["llama-tiny", "--hardware", "h100", "--gpus", "2", "--seq", "32", "--global-batch", "8"]
+    ended = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from plait.bench.calibrate import measure_collectives, measure_device
+from plait.cli.files import list_unwritable
 from plait.comm.launch import LocalRanks
 from plait.errors import ConfigError
 from plait.planner.hardware import MeasuredRates, load_hardware, measured_path, save_measured
@@ -25,6 +26,8 @@ def command(tp: tuple[int, ...], path: Path | None) -> None:
     target = path or measured_path()
     if target.suffix != ".toml":
         raise ConfigError(f"{target}: a catalog file is a .toml file", hint=f"{target.stem}.toml")
+    if path is not None and (problems := list_unwritable({"--out": path})):
+        raise ConfigError.from_problems("bench calibrate", problems)
     with LocalRanks(min(tp), device_type="cpu") as ranks:
         device = ranks.call(measure_device, num_ranks=min(tp))[0]
     lines: dict[str, dict[int, tuple[tuple[float, float], ...]]] = {}
@@ -33,7 +36,10 @@ def command(tp: tuple[int, ...], path: Path | None) -> None:
             for kind, pieces in ranks.call(measure_collectives, degree=degree)[0].items():
                 lines.setdefault(kind, {})[degree] = pieces
     rates = MeasuredRates(**device, lines=lines)
-    save_measured(target, rates, based_on=_BASE)
+    try:
+        save_measured(target, rates, based_on=_BASE)
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written: {error.strerror}", hint="--out FILE.toml") from error
     load_hardware(target)  # what was written is what will be read
     click.echo(f"{target}")
     click.echo(_describe(rates), err=True)

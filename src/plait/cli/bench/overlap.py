@@ -18,6 +18,7 @@ from plait.bench.report import build_report, describe_comparison
 from plait.bench.variant import Variant
 from plait.bench.workload import WHATS, What, build_workload
 from plait.cli.arguments import json_option, overrides_argument, source_argument
+from plait.cli.files import list_unwritable, write_file
 from plait.comm.environment import check_world_size, detect_launch
 from plait.comm.launch import LocalRanks, init_from_environment
 from plait.config.load import load_run_config
@@ -60,9 +61,12 @@ def command(
     config = _load_config(source, overrides, options["tp"])
     launch = detect_launch(os.environ)
     check_world_size(launch, config.parallel.mesh_shape)
-    if (timeline_path := options["timeline_path"]) is not None:
+    trace_path, timeline_path, out_path = (options[f"{name}_path"] for name in ("trace", "timeline", "out"))
+    asked = {"--trace": trace_path, "--timeline": timeline_path, "--out": out_path}
+    if problems := list_unwritable({option: path for option, path in asked.items() if path is not None}):
+        raise ConfigError.from_problems("bench overlap", problems)
+    if timeline_path is not None:
         check_can_draw(timeline_path)
-    trace_path, out_path = options["trace_path"], options["out_path"]
     measure: dict[str, Any] = {
         "config": config, "what": what, "num_tokens": tokens or min(_DEFAULT_TOKENS, config.model.max_seq_len),
         "rounds": rounds, "draws": trace_path is not None or timeline_path is not None,
@@ -78,9 +82,9 @@ def command(
         return
     record = {"tp": config.parallel.tp, "model": source, "machine": machine, **measured}
     if out_path is not None:
-        out_path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_file(out_path, json.dumps(record, indent=2) + "\n")
     if trace_path is not None:
-        trace_path.write_text(json.dumps(build_trace(charts)) + "\n", encoding="utf-8")
+        write_file(trace_path, json.dumps(build_trace(charts)) + "\n")
     if timeline_path is not None:
         save_timeline(charts, timeline_path)
     if as_json:

@@ -65,7 +65,7 @@ def _read_memory(reader: Reader) -> Memory:
     return Memory(
         capacity_bytes=reader.take("memory.capacity", "B"),
         bytes_per_s=reader.take("memory.bandwidth", "B/s"),
-        efficiency=reader.take("memory.efficiency", "1"),
+        efficiency=reader.take_share("memory.efficiency"),
         launch_s=reader.take("memory.launch", "s", positive=False),
     )
 
@@ -76,10 +76,10 @@ def _read_gemms(reader: Reader) -> dict[str, GemmConstants]:
 
 def _read_gemm(reader: Reader, key: str) -> GemmConstants:
     return GemmConstants(
-        efficiency=reader.take(f"{key}.efficiency", "1"),
+        efficiency=reader.take_share(f"{key}.efficiency"),
         prologue=reader.take(f"{key}.prologue", "elements", positive=False),
-        wave_weight=reader.take(f"{key}.wave_weight", "1", positive=False),
-        memory_efficiency=reader.take(f"{key}.memory_efficiency", "1"),
+        wave_weight=reader.take(f"{key}.wave_weight", "1", positive=False, most=1.0),
+        memory_efficiency=reader.take_share(f"{key}.memory_efficiency"),
         launch_s=reader.take(f"{key}.launch", "s", positive=False),
         regime=cast(Regime, reader.take_choice(f"{key}.regime", get_args(Regime), "burst")),
     )
@@ -95,15 +95,15 @@ def _read_attention(reader: Reader) -> AttentionConstants:
 
 def _read_derate(reader: Reader) -> Derate:
     return Derate(
-        sustained=reader.take("derate.sustained", "1"),
-        training=reader.take("derate.training", "1"),
-        long_burst=reader.take("derate.long_burst", "1"),
+        sustained=reader.take_share("derate.sustained"),
+        training=reader.take_share("derate.training"),
+        long_burst=reader.take_share("derate.long_burst"),
     )
 
 
 def _read_links(reader: Reader, domain_size: int) -> Links:
     has_multicast = "multicast_from" in reader.list_keys("collectives")
-    multicast = int(reader.take("collectives.multicast_from", "devices").value) if has_multicast else None
+    multicast = int(reader.take_count("collectives.multicast_from").value) if has_multicast else None
     lines = {}
     for kind in KINDS:
         measured = _read_measured(reader, f"collectives.{kind}")
@@ -131,10 +131,10 @@ def _read_measured(reader: Reader, key: str) -> dict[int, Line]:
 
 def _read_topology(reader: Reader) -> Topology:
     return Topology(
-        host_size=reader.take("topology.host_size", "devices"),
-        domain_size=reader.take("topology.domain_size", "devices"),
+        host_size=reader.take_count("topology.host_size"),
+        domain_size=reader.take_count("topology.domain_size"),
         nic_bytes_per_s=reader.take("topology.nic_bandwidth", "B/s"),
-        nic_efficiency=reader.take("topology.nic_efficiency", "1"),
+        nic_efficiency=reader.take_share("topology.nic_efficiency"),
         nic_latency_s=reader.take("topology.nic_latency", "s", positive=False),
     )
 
@@ -142,6 +142,6 @@ def _read_topology(reader: Reader) -> Topology:
 def _read_overlap(reader: Reader) -> Overlap:
     return Overlap(
         compute_tax=reader.take("overlap.compute_tax", "1"),
-        gain=reader.take("overlap.gain", "1", positive=False),
+        gain=reader.take("overlap.gain", "1", positive=False, most=1.0),
         least_gemm_s=reader.take("overlap.least_gemm", "s", positive=False),
     )

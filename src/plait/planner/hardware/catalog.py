@@ -41,12 +41,19 @@ def load_hardware(source: str | Path) -> Hardware:
     if name is not None:
         return _load_entry(name)
     path = Path(source)
-    if path.suffix == ".toml" or path.is_file():
+    if path.suffix == ".toml" or _is_file(path):
         return _load_file(path)
     reason = _uncovered().get(_plain(str(source)))
     if reason is not None:
         raise ConfigError(f'hardware "{source}" is not covered: {reason}', hint="write its constants into a TOML file")
     raise ConfigError(f'there is no hardware "{source}"', hint=describe_nearest(str(source).lower(), list_hardware()))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long, a folder that may not be looked into
+        return False
 
 
 @cache
@@ -70,9 +77,9 @@ def load_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if base is None:
         return tree
     below = _find_base(path, base)
-    if below in (*seen, path):
+    if below.resolve() in (*seen, path.resolve()):
         raise ConfigError(f"{path}: based_on: the files are based on each other")
-    under = {key: value for key, value in load_tree(below, (*seen, path)).items() if key != "aliases"}
+    under = {key: value for key, value in load_tree(below, (*seen, path.resolve())).items() if key != "aliases"}
     return merge_trees(under, tree)
 
 

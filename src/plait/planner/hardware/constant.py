@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isnan
+from math import isinf, isnan
 
 SCALES: dict[str, dict[str, float]] = {
     "FLOP/s": {"FLOP/s": 1.0, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15},
@@ -16,6 +16,9 @@ SCALES: dict[str, dict[str, float]] = {
     "1": {"": 1.0},
 }
 """Units by the base unit that they are multiples of."""
+
+_UNBOUNDED = ("B/s", "FLOP/s")
+"""Units of rates: an infinite one takes no time, and asks what a limit costs."""
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:inf|[0-9][0-9_.]*(?:[eE][+-]?[0-9]+)?))\s*(\S*)\s*")
 
@@ -90,6 +93,8 @@ def parse_quantity(text: object, unit: str) -> float | str:
         value = float(number) * scale
     except ValueError:
         return f"should be {_describe(unit)}, not {text!r}"
+    if isinf(value) and unit not in _UNBOUNDED:
+        return f"should be a finite number, not {text!r}"
     return "is not a number" if isnan(value) else value
 
 

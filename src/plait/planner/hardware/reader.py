@@ -13,6 +13,10 @@ _SOURCE_KEYS = ("text", "date", "provenance", "confidence")
 _CONFIDENCES = ("high", "medium", "low", "illustrative")
 
 
+_MOST_DEVICES = 2.0**17
+"""Of a host or domain: for each number of them there is a line of latency and bandwidth."""
+
+
 class Reader:
     """Takes constants out of a tree and collects what is wrong with it.
 
@@ -57,7 +61,7 @@ class Reader:
             return default
         return str(value)
 
-    def take(self, key: str, unit: str, *, positive: bool = True) -> Constant:
+    def take(self, key: str, unit: str, *, positive: bool = True, most: float | None = None) -> Constant:
         """A required constant; one that is missing or wrong is noted, and stands in as 1."""
         value = self._find(key)
         self._taken.add(key)
@@ -71,7 +75,21 @@ class Reader:
             return _stand_in(key, unit)
         if quantity < 0 or (positive and quantity == 0):
             self.problems.append(f"{key}: should be {'more than' if positive else 'at least'} 0, not {quantity:g}")
+        if most is not None and quantity > most:
+            self.problems.append(f"{key}: should be at most {most:g}, not {quantity:g}")
         return self.record(key, entry, quantity, unit)
+
+    def take_share(self, key: str) -> Constant:
+        """A required ratio above 0 that is never above 1, since nothing is faster than its peak."""
+        return self.take(key, "1", most=1.0)
+
+    def take_count(self, key: str) -> Constant:
+        """A required number of devices; a wrong one stands in as 1."""
+        known = len(self.problems)
+        constant = self.take(key, "devices", most=_MOST_DEVICES)
+        if len(self.problems) == known and constant.value != int(constant.value):
+            self.problems.append(f"{key}: should be a whole number of devices, not {constant.value:g}")
+        return constant if len(self.problems) == known else _stand_in(key, "devices")
 
     def take_pieces(self, key: str) -> tuple[Constant, tuple[tuple[float, float], ...]]:
         """Latency-bandwidth lines; they are listed as one constant, the bandwidth of the last."""

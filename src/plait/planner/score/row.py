@@ -3,13 +3,19 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from plait.errors import ConfigError
 
 _REQUIRED = ("id", "source", "kind", "value", "unit")
+
+
+_MOST = 10**15
+"""Of a count: bytes are the largest."""
+
+_LARGEST = 1e100
+"""Of a value, so that ratios and their sums are numbers too."""
 
 
 class NotCovered(Exception):
@@ -57,9 +63,9 @@ def _count(table: Mapping[str, Any], where: str, name: str, default: int | None)
         if default is None:
             raise NotCovered(f"{where}.{name} is not given")
         return default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not is_number or value != int(value) or value < 1:
-        raise NotCovered(f"{where}.{name} is {value!r}, not a whole number from 1")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 1 <= value <= _MOST or value != int(value):
+        raise NotCovered(f"{where}.{name} is {value!r}, not a whole number from 1 to {_MOST:.0e}")
     return int(value)
 
 
@@ -78,7 +84,7 @@ def load_rows(path: Path) -> list[Row]:
         if line.strip():
             try:
                 rows.append(parse_row(json.loads(line)))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # also of brackets too deep
                 problems.append(f"line {number}: {error}")
     if problems:
         raise ConfigError.from_problems(str(path), problems[:20], hint=f"each row has {', '.join(_REQUIRED)}")
@@ -96,8 +102,8 @@ def parse_row(record: object) -> Row:
     if missing := [name for name in _REQUIRED if record.get(name) is None]:
         raise ValueError(f"has no {', '.join(missing)}")
     value = record["value"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-        raise ValueError(f"value is {value!r}, not a positive number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 / _LARGEST <= value <= _LARGEST:
+        raise ValueError(f"value is {str(value)[:40]}, not a positive number")
     hardware = _as_table(record.get("hardware"))
     count = hardware.get("count")
     return Row(

@@ -125,6 +125,18 @@ def test_files_based_on_each_other_are_refused(tmp_path: Path) -> None:
         load_hardware(tmp_path / "a.toml")
 
 
+def test_a_file_based_on_itself_by_another_path_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.toml").write_text('based_on = "sub/../a.toml"\n')
+    with pytest.raises(ConfigError, match="based on each other"):
+        load_hardware(tmp_path / "a.toml")
+
+
+def test_a_name_too_long_is_no_hardware() -> None:
+    with pytest.raises(ConfigError, match="there is no hardware"):
+        load_hardware("h" * 5000)
+
+
 def test_a_base_that_is_not_known_lists_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('based_on = "h20"\n')
     with pytest.raises(ConfigError, match=r'based_on: there is no hardware "h20"\n\nhint: did you mean "h200"'):

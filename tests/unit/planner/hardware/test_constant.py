@@ -25,6 +25,11 @@ def test_what_is_not_one_is_described(text: object) -> None:
     assert isinstance(parse_quantity(text, "s"), str)
 
 
+@pytest.mark.parametrize(("text", "unit"), [("inf GB", "B"), ("inf s", "s"), ("1e400 B", "B"), (float("inf"), "1")])
+def test_only_rates_are_infinite(text: object, unit: str) -> None:
+    assert "should be a finite number" in str(parse_quantity(text, unit))
+
+
 @given(st.text(max_size=12))
 def test_any_text_is_answered(text: str) -> None:
     assert isinstance(parse_quantity(text, "s"), float | str)

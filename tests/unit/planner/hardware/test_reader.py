@@ -51,6 +51,14 @@ def _load(tmp_path: Path, text: str) -> ConfigError:
         ('provenance = "measured"', 'provenance = "guessed"', "sources.box.provenance: should be one of"),
         ('date = "2026-11-30", provenance = "measured"', 'provenance = "measured"', "sources.box.date: is missing"),
         ("[overlap]", "[more]", "more.gain: is not known"),
+        ('capacity = "16 GB"', 'capacity = "inf GB"', "memory.capacity: should be a finite number, not 'inf GB'"),
+        ('host_size = "8 devices"', 'host_size = "2.5 devices"', "topology.host_size: should be a whole number of dev"),
+        ('domain_size = "8 devices"', 'domain_size = "1e12 devices"', "topology.domain_size: should be at most 131072"),
+        ('domain_size = "8 devices"', 'domain_size = "inf devices"', "topology.domain_size: should be a finite number"),
+        ("efficiency = 1.0", "efficiency = 1.2", "memory.efficiency: should be at most 1, not 1.2"),
+        ("nic_efficiency = 0.8", "nic_efficiency = 9", "topology.nic_efficiency: should be at most 1, not 9"),
+        ("sustained = 1.0", "sustained = 3", "derate.sustained: should be at most 1, not 3"),
+        ("gain = { value = 0.65", "gain = { value = 1.65", "overlap.gain: should be at most 1, not 1.65"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_named(before: str, after: str, expected: str, tmp_path: Path) -> None:

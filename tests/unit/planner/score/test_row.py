@@ -35,6 +35,8 @@ def test_a_row_without_what_is_optional_is_answered() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"model": {**_STEP["model"], "ffn": 1e308}}, "model.ffn is 1e+308, not a whole number from 1 to 1e+15"),
+        ({"parallel": {**_STEP["parallel"], "global_batch": 10**400}}, "not a whole number from 1 to 1e+15"),
         ({"kind": "colour"}, "no prediction of kind 'colour'"),
         ({"hardware": {"gpu": "Abacus"}}, 'no hardware "Abacus"'),
         ({"hardware": None}, "hardware.gpu is not given"),
@@ -127,3 +129,15 @@ def test_lines_that_are_no_rows_are_named(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read"):
         load_rows(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("value", [10**400, 1e308, 1e-308, float("inf"), float("nan"), -1.0, True, "1"])
+def test_a_value_of_which_no_ratio_is_a_number_is_no_value(value: object) -> None:
+    with pytest.raises(ValueError, match="not a positive number"):
+        parse_row({**_STEP, "value": value})
+
+
+def test_brackets_too_deep_are_a_line_that_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("[" * 200_000)
+    with pytest.raises(ConfigError, match="line 1: maximum recursion depth"):
+        load_rows(tmp_path / "rows.jsonl")
