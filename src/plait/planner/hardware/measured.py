@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plait.overlap.cache import cache_folder
+from plait.overlap.machine.cache import cache_folder
 
 Pieces = tuple[tuple[float, float], ...]
 """Latency-bandwidth lines: seconds, and bytes a second out of each rank."""
