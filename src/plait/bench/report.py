@@ -58,7 +58,7 @@ def build_report(record: Mapping[str, Any]) -> RenderableType:
     best = next(run for run in record["exposed"] if run["name"] == record["best_exposed"])
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
-    for heading in ("time", "quarters", "times as fast", "waits", "predicted"):
+    for heading in ("time", "quarters", "times as fast (by round)", "waits", "predicted"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in (*record["exposed"], *record["overlapped"]):
         exposed_s = run["exposed_s"]
@@ -75,8 +75,9 @@ def build_report(record: Mapping[str, Any]) -> RenderableType:
         f"{record['rounds']} interleaved rounds; {machine['cpu']}, load {machine['load_average']:.1f} before, "
         f"{machine['date']}"
     )
+    waits = Text("waits: for others, also for ranks that come late; predicted: for what moves alone", style="dim")
     limits = [Text(_describe_limit(run), style="dim") for run in record["overlapped"]]
-    return Group(Text(head), table, *limits)
+    return Group(Text(head), table, waits, *limits)
 
 
 def _describe_limit(run: Mapping[str, Any]) -> str:

@@ -227,7 +227,7 @@ def build_receipt_table(receipt: Receipt) -> RenderableType:
         notes.append(Text(_NOT_WAITED, style="dim"))
     if receipt.num_dropped:
         notes.append(Text(f"{receipt.num_dropped} older passes are not listed: too many differ", style="dim"))
-    title = Text(f"overlap = {receipt.asked}; what this rank waits for others in each pass")
+    title = Text(f"overlap = {receipt.asked}; each pass waits for others, also for late ones")
     return Group(title, _Grouped(table, tuple(fold.label for fold in folds)), *notes)
 
 

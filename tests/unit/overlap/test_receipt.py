@@ -156,7 +156,7 @@ def test_a_deep_model_is_readable_at_80_columns() -> None:
     lines = render(receipt).splitlines()
     assert len(lines) == 2 + 4 + 8 + 1
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "overlap = full chunks=2; what this rank waits for others in each pass"
+    assert lines[0] == "overlap = full chunks=2; each pass waits for others, also for late ones"
     row = lines[lines.index("layers.0-31.mlp.gate_up") + 1]
     assert row.startswith("  forward")
     assert "direct x2 over ring" in row
