@@ -7,12 +7,18 @@ from typing import Any
 from plait.errors import PlaitError
 from plait.planner.plan import PlanReport, with_settings
 from plait.planner.prediction import Prediction
-from plait.planner.space.fixed import check_fixed, describe_fixed, parse_fixed
+from plait.planner.space.fixed import SEARCHED, Fixed, check_fixed, describe_fixed, parse_fixed
 from plait.planner.tensor_degree import compare_terms
 from plait.units import format_bytes, format_seconds
 
 _AT_ALL = 0.001
 """A difference of less than this share of the step is none."""
+
+_OF_TP = {"sequence_parallel", "overlap"}
+"""What a plan without a tp group decides for nothing."""
+
+_FORMATS = dict.fromkeys(("quantization", "precision", "gradient_dtype"), "number formats")
+"""What is not searched, in words where there are some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +61,22 @@ def why_not(report: PlanReport, asked: str | Mapping[str, Any]) -> WhyNot:
     if not report.ranked:
         return WhyNot(name, f"{name} fits, where nothing else does", other)
     terms = tuple(sorted(compare_terms(other.step, best.step).items(), key=lambda pair: -pair[1]))
-    longer_s = other.step_s - best.step_s
-    if longer_s <= _AT_ALL * best.step_s:
-        same = "is what was chosen" if longer_s <= 0 else "is as fast as what was chosen"
-        return WhyNot(name, f"{name} {same}", other, terms)
-    return WhyNot(name, f"{name} is slower: {_describe(other, best, terms)}", other, terms)
+    return WhyNot(name, f"{name} {_compare(other, best, settings, terms)}", other, terms)
 
 
-def _describe(other: Prediction, best: Prediction, terms: tuple[tuple[str, float], ...]) -> str:
-    term, term_s = terms[0]
+def _compare(other: Prediction, best: Prediction, settings: Fixed, terms: tuple[tuple[str, float], ...]) -> str:
+    if all(getattr(best.plan, key) == value for key, value in settings.items()):
+        return "is what was chosen"
+    longer = other.step_s / best.step_s - 1
+    if abs(longer) <= _AT_ALL:
+        is_idle = settings.keys() <= _OF_TP and other.plan.tp == best.plan.tp == 1
+        return "makes no difference at tp 1" if is_idle else "is as fast as what was chosen"
     times = f"{format_seconds(other.step_s)} instead of {format_seconds(best.step_s)} a step"
-    return f"{times}, {other.step_s / best.step_s - 1:.1%} more; {term} grows most, by {format_seconds(term_s)}"
+    if longer > 0:
+        term, term_s = terms[0]
+        return f"is slower: {times}, {longer:.1%} more; {term} grows most, by {format_seconds(term_s)}"
+    unsearched = {key: value for key, value in settings.items() if key not in SEARCHED}
+    names = " and ".join(dict.fromkeys(_FORMATS.get(key, key) for key in unsearched))
+    fix = ",".join(describe_fixed({key: value}).replace(" ", "") for key, value in unsearched.items())
+    note = f"; {names} are not searched: --fix {fix}" if unsearched else ""
+    return f"is faster: {times}, {-longer:.1%} less{note}"

@@ -37,6 +37,22 @@ def test_the_chosen_one_was_chosen(report: PlanReport) -> None:
     assert why_not(report, f"tp={report.best.plan.tp}").reason.endswith("is what was chosen")
 
 
+def test_what_is_not_searched_may_be_faster_and_says_how_to_get_it(report: PlanReport) -> None:
+    for asked in ("quantization=fp8_delayedscaling", f"tp={report.best.plan.tp},quantization=fp8_delayedscaling"):
+        answer = why_not(report, asked)
+        assert answer.prediction is not None
+        assert answer.prediction.step_s < report.best.step_s
+        assert " is faster: " in answer.reason
+        assert answer.reason.endswith("less; number formats are not searched: --fix quantization=fp8_delayedscaling")
+
+
+def test_what_changes_nothing_is_not_called_chosen(report: PlanReport) -> None:
+    assert report.best.plan.tp == 1
+    assert why_not(report, "overlap=disabled").reason == "overlap = disabled makes no difference at tp 1"
+    assert why_not(report, "sequence_parallel=false").reason == "sequence_parallel = false makes no difference at tp 1"
+    assert why_not(report, "sequence_parallel=true").reason.endswith("is what was chosen")
+
+
 def test_nonsense_is_refused(report: PlanReport) -> None:
     with pytest.raises(ConfigError, match="why-not"):
         why_not(report, "tq=4")

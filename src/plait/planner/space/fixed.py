@@ -31,6 +31,9 @@ _SHORT = {"sp": "sequence_parallel", "mb": "micro_batch"}
 
 KEYS = (*COUNTS, *_FLAGS, *_CHOICES, *_SECTIONS)
 
+SEARCHED = frozenset({*COUNTS, "sequence_parallel", "sharded", "recompute"})
+"""What is chosen where it is not fixed; of everything else a plan has one value."""
+
 Fixed = Mapping[str, Any]
 """Fields of a `PlanConfig`, and `dp`."""
 
