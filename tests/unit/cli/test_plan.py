@@ -177,6 +177,9 @@ def test_a_catalog_file_with_a_wrong_unit_names_the_key(run: Run, tmp_path: Path
         (("--trace", "no/such.json", "--why-not", ","), '--why-not ",": asks for nothing'),
         (("--report", "no/such.html"), "--report no/such.html: there is no folder no"),
         (("--prompt", "5"), "--prompt 5: is of a server (--inference)"),
+        (("--inference",), "--seq 4096: is of a training run"),
+        (("--inference", "--why-not", "tp=4", "--explain"), "--why-not tp=4: is of a training run"),
+        (("--inference", "--explain", "--top", "3"), "--explain: is of a training run"),
         (("--fix", "tp=8,tp=4"), "--fix: tp is both 4 and 8"),
         (("--fix", "mb=1", "--fix", "micro_batch=2"), "--fix: micro_batch is both 1 and 2"),
         (("--seq", "10000000000"), "seq_len = 10000000000: should be at most 1000000000"),
@@ -194,6 +197,20 @@ def test_what_cannot_work_is_one_error_before_the_search(
     assert (status, out) == (2, "")
     assert text in err
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_batch_that_nobody_states_is_missed_before_anything_slow(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow: list[object] = []
+    monkeypatch.setattr("plait.cli.plan.plan", lambda *given, **_: slow.append(given))
+    monkeypatch.setattr("plait.planner.report.write.check_can_write", slow.append)
+    status, _, err = run(*SMALL[:5], "--report", f"{tmp_path}/report.html", "--fix", "tq=1")
+    assert (status, slow) == (2, [])
+    assert "2 problems" in err
+    assert "--global-batch is required" in err
+    _, out, _ = run("--help")
+    assert "required unless the config has train" in " ".join(out.split())
 
 
 def test_a_name_too_long_is_no_model(run: Run) -> None:

@@ -36,10 +36,14 @@ _FILES = {"--write": "write_path", "--trace": "trace_path", "--report": "report_
 
 _OF_A_SERVER = ("batch", "prompt", "generate")
 
+_OF_A_RUN = ("seq", "global_batch", "top", "explain", "why", *_FILES.values())
+
 _SECTIONS = ("precision", "overlap")
 """Of a run, what a plan takes as it is."""
 
 _AT_MOST = click.IntRange(max=10**9)
+
+_BATCH_HELP = "Sequences of a step [required unless the config has train or parallel]"
 
 _Loaded = TypeVar("_Loaded")
 
@@ -50,7 +54,7 @@ _Loaded = TypeVar("_Loaded")
 @click.option("--hardware", required=True, help="A name (h100), a TOML file, or: measured")
 @click.option("--gpus", type=click.IntRange(1), required=True, help="Devices of the job")
 @click.option("--seq", type=click.IntRange(1), help="Tokens of a sequence [default: that of the run]")
-@click.option("--global-batch", type=click.IntRange(1), help="Sequences of a step [default: those of the run]")
+@click.option("--global-batch", type=click.IntRange(1), help=_BATCH_HELP)
 @click.option("--fix", multiple=True, metavar="KEY=VALUE,...", help="Part of the plan as given: tp=8,pp=4")
 @click.option("--top", type=click.IntRange(1), default=LIMIT, show_default=True, help="Plans of the table")
 @click.option("--explain", is_flag=True, help="Show what the best plan's step is made of, and from which constants")
@@ -102,6 +106,8 @@ def _load(source: str, overrides: Sequence[str], options: dict[str, Any]) -> tup
         if _try(lambda asked=asked: parse_fixed([asked], what="--why-not"), problems) == {}:  # type: ignore[misc]
             problems.append(ConfigError(f'--why-not "{asked}": asks for nothing', hint="--why-not tp=16"))
     problems += map(ConfigError, _list_needless(options))
+    if run is not None and not options["inference"]:
+        _try(lambda: _count_sequences(run, options), problems)
     _check_files(options, problems)
     if run is None or hardware is None or fixed is None or problems:
         if len(problems) == 1:
@@ -125,10 +131,22 @@ def _describe(error: PlaitError) -> str:
 
 
 def _list_needless(options: dict[str, Any]) -> list[str]:
-    """What was given of a server where none is planned, and would change nothing."""
+    """What was given of a server where a training run is planned, or the other way, and would change nothing."""
     context = click.get_current_context()
-    given = [name for name in _OF_A_SERVER if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    return [] if options["inference"] else [f"--{name} {options[name]}: is of a server (--inference)" for name in given]
+    names, why = (
+        (_OF_A_RUN, "is of a training run, and not of a server (--inference)")
+        if options["inference"]
+        else (_OF_A_SERVER, "is of a server (--inference)")
+    )
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    return [f"{_show_option(flags[name], options[name])}: {why}" for name in given]
+
+
+def _show_option(flag: str, value: Any) -> str:
+    """`--seq 4096`, `--explain`."""
+    words = value if isinstance(value, tuple) else () if value is True else (value,)
+    return " ".join([flag, *map(str, words)])
 
 
 def _check_files(options: dict[str, Any], problems: list[PlaitError]) -> None:
@@ -138,7 +156,7 @@ def _check_files(options: dict[str, Any], problems: list[PlaitError]) -> None:
     if "--write" in asked and asked["--write"].suffix != ".toml":
         found.append(f"--write {asked['--write']}: a plan is a .toml file")
     problems += map(ConfigError, found)
-    if "--report" in asked and not found:
+    if "--report" in asked and not problems:
         from plait.planner.report.write import check_can_write  # noqa: PLC0415 (plotly is an extra)
 
         _try(lambda: check_can_write(asked["--report"]), problems)
@@ -186,9 +204,6 @@ def _plan_server(
     from plait.planner.inference.record import build_inference_record  # noqa: PLC0415
     from plait.planner.inference.table import build_inference_tables  # noqa: PLC0415
 
-    asked = {name: str(options[f"{name}_path"]) for name in ("write", "trace", "report") if options[f"{name}_path"]}
-    if asked or options["why"]:
-        raise ConfigError(f"--inference writes no {' and no '.join(asked) or 'why-not'}: they are of a training run")
     report = plan_inference(
         run.model, cluster, batch=options["batch"], prompt_len=options["prompt"], generate_len=options["generate"],
         fixed=fixed,
