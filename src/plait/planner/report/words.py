@@ -1,9 +1,13 @@
 """What was asked and found, in sentences; everything is plain text that `escape` has yet to see."""
 
+from collections.abc import Collection, Mapping
+
+from plait.planner.cost import Cost
 from plait.planner.hardware.constant import Constant
 from plait.planner.plan import PlanReport, Worse
 from plait.planner.plan_config import PlanConfig
 from plait.planner.prediction import Prediction, Verdict
+from plait.planner.tensor_degree import compare_terms
 from plait.units import format_bytes, format_seconds, format_si
 
 
@@ -72,20 +76,43 @@ def list_first_worse(report: PlanReport) -> list[tuple[str, str]]:
     """The first tensor degree at which the complete time gets worse, for each of the three questions."""
     tried = [f"tp {each.tp}" for each in report.degrees]
     none = f"only {tried[0]} was tried" if len(tried) == 1 else "no degree that was tried is worse than the one before"
+    layers = {each.tp: each.layer for each in report.degrees if each.layer is not None}
+    same = {each.tp: each.same for each in report.degrees if each.same is not None}
+    best = {each.tp: each.best.step for each in report.degrees if each.best is not None}
+    lacking = {tp for tp, prediction in same.items() if prediction.memory.verdict is Verdict.DOES_NOT_FIT}
+    steps = {tp: prediction.step for tp, prediction in same.items()}
     return [
-        ("One layer, on more and more devices", _describe_worse(report.worse_layer) or none),
-        ("The best plan's step with another tp, on these devices", _describe_worse(report.worse_same) or none),
-        ("The step, the rest of the plan chosen anew for each tp", _describe_worse(report.worse_best) or none),
+        ("One layer, on more and more devices", _describe_worse(report.worse_layer, layers) or none),
+        (
+            "The best plan's step with another tp, on these devices",
+            _describe_worse(report.worse_same, steps, lacking) or none,
+        ),
+        ("The step, the rest of the plan chosen anew for each tp", _describe_worse(report.worse_best, best) or none),
     ]
 
 
-def _describe_worse(worse: Worse | None) -> str:
+def _describe_worse(worse: Worse | None, costs: Mapping[int, Cost], lacking: Collection[int] = ()) -> str:
     if worse is None:
         return ""
+    after, before = (", which does not fit" if tp in lacking else "" for tp in (worse.tp, worse.before))
+    if after and before:
+        after, before = "", ", neither of which fits"
+    unsure = "" if _is_told(costs[worse.tp], costs[worse.before]) else "; no worse than the prediction can tell"
     return (
-        f"tp {worse.tp}: {format_seconds(worse.seconds)} instead of {format_seconds(worse.before_s)} at tp "
-        f"{worse.before} ({worse.factor:.2f} times as long); {worse.term} grew most, by {format_seconds(worse.term_s)}"
+        f"tp {worse.tp}{after}: {format_seconds(worse.seconds)} instead of {format_seconds(worse.before_s)} at tp "
+        f"{worse.before}{before} ({worse.factor:.2f} times as long); {worse.term} grew most, by "
+        f"{format_seconds(worse.term_s)}{unsure}"
     )
+
+
+def _is_told(cost: Cost, before: Cost) -> bool:
+    """Whether a difference is more than the constants leave open.
+
+    What both have alike is as wrong in both, so only the terms that differ, each by as much as it does, are uncertain.
+    """
+    uncertainty = (cost.high_s - cost.low_s) / 2 / cost.seconds
+    moved_s = sum(map(abs, compare_terms(cost, before).values()))
+    return cost.seconds - before.seconds > uncertainty * moved_s
 
 
 def format_constant(value: float, unit: str) -> str:

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 from plait.planner.plan_config import PlanConfig
+from plait.planner.prediction import Verdict
 from plait.planner.report.words import (
     describe_asked,
     describe_plan,
@@ -8,6 +9,7 @@ from plait.planner.report.words import (
     format_constant,
     list_first_worse,
 )
+from plait.planner.tensor_degree import TensorDegree
 from tests.support.planned_report import build_report
 
 
@@ -37,6 +39,40 @@ def test_each_of_the_three_questions_has_an_answer() -> None:
     assert answers[0] == "no degree that was tried is worse than the one before"
     assert answers[1].startswith("tp 16: ")
     assert " at tp 8 (" in answers[1]
+
+
+def lack(degree: TensorDegree) -> TensorDegree:
+    assert degree.same is not None
+    memory = replace(degree.same.memory, verdict=Verdict.DOES_NOT_FIT)
+    return replace(degree, same=replace(degree.same, memory=memory))
+
+
+def test_a_first_worse_degree_says_which_of_the_two_does_not_fit() -> None:
+    report = build_report()
+    *first, eight, sixteen, other = report.degrees
+    before = list_first_worse(replace(report, degrees=(*first, lack(eight), sixteen, other)))[1][1]
+    assert " at tp 8, which does not fit (" in before
+    after = list_first_worse(replace(report, degrees=(*first, eight, lack(sixteen), other)))[1][1]
+    assert after.startswith("tp 16, which does not fit: ")
+    both = list_first_worse(replace(report, degrees=(*first, lack(eight), lack(sixteen), other)))
+    assert both[1][1].startswith("tp 16: ")
+    assert " at tp 8, neither of which fits (" in both[1][1]
+    assert "fit" not in both[2][1]  # those are plans that fit
+
+
+def test_a_difference_that_the_constants_leave_open_is_said_to_be_none() -> None:
+    report = build_report()
+    eight = report.degrees[-3].same
+    assert eight is not None
+    assert report.worse_best is not None
+    hardly = replace(eight.step, parts=(*eight.step.parts, replace(eight.step.find("optimizer"), seconds=1e-6)))
+    unsure = replace(hardly, seconds=eight.step.seconds)
+    degrees = tuple(
+        replace(each, best=replace(eight, step=unsure)) if each.tp == 16 else each for each in report.degrees
+    )
+    said = list_first_worse(replace(report, degrees=degrees))
+    assert said[2][1].endswith("; no worse than the prediction can tell")
+    assert "can tell" not in said[1][1]
 
 
 def test_one_degree_is_not_compared_with_another() -> None:
