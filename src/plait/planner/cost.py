@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypedDict, Unpack
 
 from plait.contract.collective import Collective
 
@@ -87,14 +88,6 @@ class Cost:
         """Every constant that this or anything below it depends on, once."""
         return tuple(dict.fromkeys(name for node, _ in self.walk() for name in node.constants))
 
-    def with_efficiency(self, efficiency: float) -> "Cost":
-        """The same, with the share of the peak that it reaches."""
-        return replace(self, efficiency=efficiency)
-
-    def moving(self, collectives: Iterable[Collective]) -> "Cost":
-        """The same, with what moves."""
-        return replace(self, collectives=tuple(collectives))
-
     def count_collectives(self) -> Counter[Collective]:
         """Every collective here and below, and how often it is issued."""
         total: Counter[Collective] = Counter()
@@ -103,21 +96,25 @@ class Cost:
                 total[collective] += round(times)
         return total
 
-    def hiding(self, hidden_s: float) -> "Cost":
-        """The same, with so much beneath something else."""
-        return replace(self, hidden_s=hidden_s)
+
+class Rest(TypedDict, total=False):
+    """What a leaf may say beside its seconds, as in `Cost`."""
+
+    hidden_s: float
+    efficiency: float
+    note: str
+    collectives: tuple[Collective, ...]
 
 
 def build_leaf(
-    name: str, kind: Kind, seconds: float, uncertainty: float, constants: tuple[str, ...] = (), *, note: str = ""
+    name: str, kind: Kind, seconds: float, uncertainty: float, constants: tuple[str, ...] = (), **rest: Unpack[Rest]
 ) -> Cost:
     """A leaf whose constants are uncertain by so large a share: `0.1` is a tenth either way."""
-    return Cost(
-        name, kind, seconds, seconds / (1 + uncertainty), seconds * (1 + uncertainty), constants=constants, note=note
-    )
+    low_s, high_s = seconds / (1 + uncertainty), seconds * (1 + uncertainty)
+    return Cost(name, kind, seconds, low_s, high_s, constants=constants, **rest)
 
 
-def join(name: str, parts: Iterable[Cost], *, times: float = 1.0, kind: Kind | None = None, note: str = "") -> Cost:
+def join(name: str, parts: Iterable[Cost], *, times: float = 1.0, note: str = "") -> Cost:
     """Parts one after another, `times` times; what costs nothing is left out.
 
     Their errors have common causes (one derate, one clock), so the ends of the intervals are added, not their squares.
@@ -125,7 +122,7 @@ def join(name: str, parts: Iterable[Cost], *, times: float = 1.0, kind: Kind | N
     kept = tuple(part for part in parts if part.seconds or part.hidden_s)
     return Cost(
         name,
-        kind,
+        None,
         times * sum(part.seconds for part in kept),
         times * sum(part.low_s for part in kept),
         times * sum(part.high_s for part in kept),

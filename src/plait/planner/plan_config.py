@@ -27,6 +27,8 @@ RUNTIME = {
 }  # fmt: skip
 """What of a plan has to be so for `plait train` to run it."""
 
+_STAGES: tuple[Sharded, ...] = get_args(Sharded)
+
 Loss = Literal["in_place", "fused"]
 """How cross entropy treats its logits: in place, or in kernels that a compiler fused, which take more memory."""
 
@@ -98,8 +100,7 @@ class PlanConfig:
 
     def cuts(self, what: Sharded) -> bool:
         """Whether the optimizer state, the gradients or the parameters are shared out; each implies those before."""
-        stages = get_args(Sharded)
-        return stages.index(self.sharded) >= stages.index(what)
+        return _STAGES.index(self.sharded) >= _STAGES.index(what)
 
     def stride(self, axis: Axis) -> int:
         """How many devices lie between neighbours on `axis`."""

@@ -25,11 +25,11 @@ def build_attention(op: Op, direction: Direction, where: Circumstance) -> Cost:
     backward, cp = direction == "backward", where.plan.cp
     shape = derive_shape(op, where)
     estimate = _estimate(shape, where, backward=backward)
-    kind = Kind.ATTENTION
     scores = _find_scores(op)
-    compute = build_cost("core", kind, estimate, note=f"{scores.count} heads of {scores.m} queries").with_efficiency(
-        _count_flops(shape, where, backward=backward) / (estimate.seconds * _peak(where))
-    )
+    compute = build_cost(
+        "core", Kind.ATTENTION, estimate, note=f"{scores.count} heads of {scores.m} queries",
+        efficiency=_count_flops(shape, where, backward=backward) / (estimate.seconds * _peak(where)),
+    )  # fmt: skip
     steps = join("ring steps", [compute], times=cp) if cp > 1 else compute
     return join(op.name, [steps, *_build_ring(op, where, estimate.seconds, backward=backward)], note=direction)
 
@@ -73,5 +73,8 @@ def _build_ring(op: Op, where: Circumstance, step_s: float, *, backward: bool) -
     num_bytes = numel * width_bytes(setting.dtype) * (2 if backward else 1)
     one = estimate_p2p(where.hardware, num_bytes, local=where.place("cp").is_local)
     exposed_s = (cp - 1) * max(0.0, one.seconds - step_s)
-    leaf = build_leaf("ring of keys and values", Kind.COMMUNICATION, exposed_s, one.uncertainty, one.constants)
-    return [leaf.hiding((cp - 1) * one.seconds - exposed_s)]
+    leaf = build_leaf(
+        "ring of keys and values", Kind.COMMUNICATION, exposed_s, one.uncertainty, constants=one.constants,
+        hidden_s=(cp - 1) * one.seconds - exposed_s,
+    )  # fmt: skip
+    return [leaf]

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Unpack
 
 from plait.contract.collective import Collective
 from plait.contract.step import Move
 from plait.planner.cluster import Cluster
-from plait.planner.cost import Cost, Kind, build_leaf
+from plait.planner.cost import Cost, Kind, Rest, build_leaf
 from plait.planner.hardware import Hardware, Placement
 from plait.planner.laws import Estimate, estimate_collective, estimate_memory_bound
 from plait.planner.laws.collective import CollectiveKind
@@ -63,7 +64,12 @@ class Circumstance:
     def build_moves(self, moves: Iterable[Move]) -> list[Cost]:
         """Collectives beside which nothing is computed."""
         return [
-            build_cost(str(move), Kind.COMMUNICATION, self.estimate_move(move.collective)).moving([move.collective])
+            build_cost(
+                str(move),
+                Kind.COMMUNICATION,
+                self.estimate_move(move.collective),
+                collectives=(move.collective,),
+            )
             for move in moves
         ]
 
@@ -72,6 +78,6 @@ class Circumstance:
         return build_cost(name, Kind.MEMORY_BOUND, estimate_memory_bound(self.hardware, num_bytes, kernels=kernels))
 
 
-def build_cost(name: str, kind: Kind, estimate: Estimate, *, note: str = "") -> Cost:
+def build_cost(name: str, kind: Kind, estimate: Estimate, **rest: Unpack[Rest]) -> Cost:
     """A law's answer as a leaf."""
-    return build_leaf(name, kind, estimate.seconds, estimate.uncertainty, estimate.constants, note=note)
+    return build_leaf(name, kind, estimate.seconds, estimate.uncertainty, estimate.constants, **rest)

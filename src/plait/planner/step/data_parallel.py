@@ -105,6 +105,8 @@ def _build(each: _Exchange, where: Circumstance, num_layers: int) -> list[Cost]:
     domains = f"{each.placement.across} domains of {each.placement.inside}"
     note = f"{each.collective}: {where.hardware.topology.describe(each.placement)}, {domains}, {each.times} a step"
     constants = (*estimate.constants, *((tax.name, *each.window_constants) if taxed_s else ()))
-    leaf = build_leaf(each.name, Kind.DATA_PARALLEL, total_s, estimate.uncertainty, constants, note=note)
-    hidden_s = max(0.0, each.times * estimate.seconds - total_s)
-    return [leaf.hiding(hidden_s).moving([each.collective] * each.times)]
+    leaf = build_leaf(
+        each.name, Kind.DATA_PARALLEL, total_s, estimate.uncertainty, constants=constants, note=note,
+        hidden_s=max(0.0, each.times * estimate.seconds - total_s), collectives=(each.collective,) * each.times,
+    )  # fmt: skip
+    return [leaf]

@@ -144,9 +144,9 @@ def _share(move: Move, where: Circumstance, dtype: str) -> float:
 
 
 def _build_gemm(gemm: Gemm, estimate: Estimate, where: Circumstance, dtype: str) -> Cost:
-    cost = build_cost(gemm.what, Kind.GEMM, estimate, note=f"[{gemm.m}, {gemm.k}] @ [{gemm.k}, {gemm.n}] {dtype}")
-    peak = where.hardware.peak(dtype).value
-    return cost.with_efficiency(gemm.flops / (estimate.seconds * peak) if estimate.seconds else 0.0)
+    reached = gemm.flops / (estimate.seconds * where.hardware.peak(dtype).value) if estimate.seconds else 0.0
+    note = f"[{gemm.m}, {gemm.k}] @ [{gemm.k}, {gemm.n}] {dtype}"
+    return build_cost(gemm.what, Kind.GEMM, estimate, note=note, efficiency=reached)
 
 
 def _build_quantise(op: Op, direction: Direction, where: Circumstance, dtype: str) -> list[Cost]:

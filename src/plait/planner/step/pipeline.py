@@ -75,8 +75,10 @@ def _build_sends(layers: Layers, slowest: Stage, where: Circumstance) -> list[Co
     if plan.overlaps_sends and plan.interleave > 1:
         chunk_s = _count_seconds(layers, slowest) / (2 * plan.interleave)
         exposed_s = max(0.0, one.seconds - chunk_s)
-        hidden_s = one.seconds - exposed_s
-        send = build_leaf("send", Kind.COMMUNICATION, exposed_s, one.uncertainty, one.constants).hiding(hidden_s)
+        send = build_leaf(
+            "send", Kind.COMMUNICATION, exposed_s, one.uncertainty, constants=one.constants,
+            hidden_s=one.seconds - exposed_s,
+        )  # fmt: skip
     parts = [send]
     if is_whole:
         gather = estimate_collective(where.hardware, "all_gather", size, plan.tp, placement=where.place("tp"))
