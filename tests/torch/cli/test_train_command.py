@@ -65,7 +65,7 @@ def test_on_one_rank_the_receipt_says_that_there_is_nothing_to_overlap(run: Run)
     note = "there is nothing to overlap on one rank (parallel.tp = 1)"
     assert f"overlap = full: {note}" in err
     receipt = json.loads(Path(json.loads(out)["receipt"]).read_text())
-    assert receipt == {"asked": "full", "note": note, "lines": []}
+    assert receipt == {"asked": "full", "note": note, "num_dropped": 0, "lines": []}
 
 
 def test_without_a_wish_one_rank_has_no_receipt(run: Run) -> None:
