@@ -1,6 +1,7 @@
 """`plait bench planner`: predictions beside measured rows, without torch."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from plait.cli.main import main
 
 ROW = {
     "id": "one", "source": "a paper", "kind": "gemm_time", "value": 1.0, "unit": "ms", "precision": "bf16",
-    "hardware": {"gpu": "H100"}, "model": {"shape": "M=4096 N=4096 K=4096"},
+    "hardware": {"gpu": "A100-SXM4-80GB"}, "model": {"m": 4096, "n": 4096, "k": 4096},
 }  # fmt: skip
 
 
@@ -42,10 +43,30 @@ def test_json_has_every_row_and_source(path: Path, capsys: pytest.CaptureFixture
         assert set(source) == {"source", "kind", "n", "mape", "bias", "max", "null_mape", "null_max"}
 
 
-def test_the_table_lists_what_is_not_covered(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_covered_is_counted_by_reason(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text(path.read_text() + json.dumps({**ROW, "id": "three", "kind": "unheard_of"}) + "\n")
     status, out, _ = run(capsys, "--rows", str(path))
     assert status == 0
-    assert "two: there is no prediction of kind 'unheard_of'" in out
+    assert "1 of 3 rows are covered" in out
+    assert "  2 rows: there is no prediction of kind 'unheard_of'" in out
+    assert "--json lists every row" in out
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_nothing_is_cut_in_80_columns(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+) -> None:
+    source = "NVIDIA/dgxc-benchmarking v25.01 nemotron/README_15b.md with a long name"
+    rows = [{**ROW, "source": source}, {**ROW, "id": "two", "kind": "of_a_kind_nobody_measured" * 4}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    _, styled, _ = run(capsys, "--rows", str(path))
+    out = re.sub(r"\x1b\[[0-9;]*m", "", styled)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\u2026" not in out
+    assert all(word in out for word in (*source.split(), *"rows MAPE bias max null".split()))
+    assert is_terminal or all(line == line.rstrip() for line in out.splitlines())
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,14 +37,33 @@ def test_the_table_is_ranked_and_says_what_follows(run: Run) -> None:
         assert text in out
 
 
-def test_it_is_readable_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+TOO_LARGE = ("llama3-405b", *SMALL[1:])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize(("arguments", "how"), [(SMALL, "gradients/8"), (TOO_LARGE, "full recompute")])
+def test_nothing_is_cut_in_80_columns(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], how: str, *, is_terminal: bool
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
-    _, styled, _ = run(*SMALL)
+    _, styled, _ = run(*arguments)
     out = re.sub(r"\x1b\[[0-9;]*m", "", styled)
+    table = out.split("\n\n")[1]
     assert max(map(len, out.splitlines())) <= 80
-    assert "MFU" in out
+    assert "MFU" in table
+    assert f"\n    {how}" in table
+    assert re.search(r"(fits \+|tight \+|lacks )[0-9.]+ GB$", table, re.MULTILINE)
     assert "\u2026" not in out
+    assert is_terminal or all(line == line.rstrip() for line in out.splitlines())
+
+
+def test_a_pipe_has_120_columns_unless_it_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.search(r"memory +how\n", run(*SMALL)[1])
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = run(*SMALL)
+    assert "interval" not in out
+    assert re.search(r"MFU +tokens/s +memory\n", out)
 
 
 def test_json_has_what_the_table_has_in_si_units(run: Run) -> None:

@@ -1,21 +1,20 @@
 """`plait bench planner`: predictions beside what was measured."""
 
 import json
-import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from plait.cli.arguments import json_option
+from plait.cli.console import print_tables
 from plait.planner.score.report import Report, SourceScore, score_rows
 from plait.planner.score.row import load_rows
-
-_COLUMNS = 120
-"""Width of the tables where stdout is not a terminal."""
 
 
 @click.command("planner")
@@ -25,14 +24,13 @@ def command(path: Path, as_json: bool) -> None:
     """Score predictions against measured rows, per source and kind.
 
     Rows that constants were fitted to are apart from those that test them. Beside each score is the null model's: one
-    constant for all rows of the source, the best there is. Rows that the planner does not cover are listed with the
-    reason.
+    constant for all rows of the source, the best there is. Rows that the planner does not cover are counted by reason.
     """
     report = score_rows(load_rows(path))
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else _COLUMNS, highlight=False).print(Group(*_list_parts(report)))
+        print_tables(lambda _: Group(*_list_parts(report)))
 
 
 def _list_parts(report: Report) -> Iterator[RenderableType]:
@@ -43,14 +41,16 @@ def _list_parts(report: Report) -> Iterator[RenderableType]:
             yield Text()
     covered = sum(row.covered for row in report.rows)
     yield Text(f"{covered} of {len(report.rows)} rows are covered")
-    for row in report.rows:
-        if not row.covered:
-            yield Text(f"  {row.row.id}: {row.reason}")
+    reasons = Counter(row.reason for row in report.rows if not row.covered)
+    for reason, count in reasons.items():
+        yield Padding(Text(f"{count} {'row' if count == 1 else 'rows'}: {reason}"), (0, 0, 0, 2), expand=False)
+    if reasons:
+        yield Text("--json lists every row with its prediction, or the reason why there is none")
 
 
 def _build_table(scores: Sequence[SourceScore]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("source")
+    table.add_column("source", overflow="fold")
     table.add_column("kind", no_wrap=True)
     for name in ("rows", "MAPE", "bias", "max", "null max"):
         table.add_column(name, justify="right", no_wrap=True)

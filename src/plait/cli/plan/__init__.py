@@ -1,17 +1,17 @@
 """`plait plan`: what a run will cost, before it, without torch."""
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from plait.cli.arguments import json_option, overrides_argument, source_argument
+from plait.cli.console import print_tables
 from plait.cli.files import list_unwritable, write_file
 from plait.cli.plan.record import build_record
 from plait.cli.plan.table import build_tables
@@ -28,9 +28,6 @@ from plait.planner.space.fixed import Fixed, parse_fixed
 from plait.planner.timeline import build_layer_charts
 from plait.planner.why_not import WhyNot, why_not
 from plait.schedule.trace_file import build_trace
-
-_COLUMNS = 120
-"""Width of the tables where stdout is not a terminal."""
 
 _FILES = {"--write": "write_path", "--trace": "trace_path", "--report": "report_path"}
 
@@ -76,9 +73,8 @@ def command(source: str, overrides: Sequence[str], as_json: bool, **options: Any
     """
     run, hardware, fixed = _load(source, overrides, options)
     cluster = Cluster(hardware, options["gpus"])
-    console = Console(width=None if sys.stdout.isatty() else _COLUMNS, highlight=False)
     if options["inference"]:
-        _plan_server(source, run, cluster, fixed, options, None if as_json else console)
+        _plan_server(source, run, cluster, fixed, options, as_json=as_json)
         return
     report = plan(
         run.model, cluster, seq_len=options["seq"] or run.seq_len, global_batch=_count_sequences(run, options),
@@ -88,7 +84,7 @@ def command(source: str, overrides: Sequence[str], as_json: bool, **options: Any
     if as_json:
         click.echo(json.dumps(build_record(report, answers), indent=2))
     else:
-        console.print(_show(report, answers, console.width, explain=options["explain"]))
+        print_tables(lambda width: _show(report, answers, width, explain=options["explain"]))
     _write_files(report, run, options)
     if not report.ranked and not report.settings:
         raise ConfigError(
@@ -198,7 +194,7 @@ def _write_files(report: PlanReport, run: RunConfig, options: dict[str, Any]) ->
 
 
 def _plan_server(
-    source: str, run: RunConfig, cluster: Cluster, fixed: Fixed, options: dict[str, Any], console: Console | None
+    source: str, run: RunConfig, cluster: Cluster, fixed: Fixed, options: dict[str, Any], *, as_json: bool
 ) -> None:
     from plait.planner.inference import plan_inference  # noqa: PLC0415 (who trains need not wait for it)
     from plait.planner.inference.record import build_inference_record  # noqa: PLC0415
@@ -208,7 +204,7 @@ def _plan_server(
         run.model, cluster, batch=options["batch"], prompt_len=options["prompt"], generate_len=options["generate"],
         fixed=fixed,
     )  # fmt: skip
-    if console is None:
+    if as_json:
         click.echo(json.dumps(build_inference_record(source, report), indent=2))
     else:
-        console.print(build_inference_tables(source, report))
+        print_tables(lambda _: build_inference_tables(source, report))

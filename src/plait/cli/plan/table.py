@@ -1,10 +1,9 @@
 """What was found, for a reader: a ranked table that fits 80 columns, and in sentences what follows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from plait.planner.plan import PlanReport, Refusal
@@ -18,8 +17,9 @@ from plait.planner.report.words import (
 )
 from plait.units import format_bytes, format_seconds, format_si
 
-_WIDE = 100
-"""Columns from which there is room for how a plan is run."""
+_COLUMNS = ("tp", "cp", "pp", "dp", "mb", "time", "interval", "MFU", "tokens/s", "memory")
+
+_HOW = "how"
 
 _MOST_REFUSED = 6
 
@@ -29,7 +29,7 @@ def build_tables(report: PlanReport, width: int) -> RenderableType:
     return Group(
         Text(describe_asked(report)),
         Text(),
-        _build_ranking(report, is_wide=width >= _WIDE),
+        *_list_ranking(report, width),
         Text(),
         *_list_best(report),
         Text(),
@@ -39,16 +39,39 @@ def build_tables(report: PlanReport, width: int) -> RenderableType:
     )
 
 
-def _build_ranking(report: PlanReport, *, is_wide: bool) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("tp", "cp", "pp", "dp", "mb", "time", "interval", "MFU", "tokens/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("memory", no_wrap=True)
-    if is_wide:
-        table.add_column("how")
-    for prediction in report.ranked or (report.best,):
-        table.add_row(*_list_cells(prediction), *([_describe_how(prediction)] if is_wide else []))
-    return table
+def _list_ranking(report: PlanReport, width: int) -> Iterator[RenderableType]:
+    """As much of the table as there is room for: how a plan is run goes beneath it, then the interval goes."""
+    plans = report.ranked or (report.best,)
+    rows = [dict(zip(_COLUMNS, _list_cells(plan), strict=True)) for plan in plans]
+    hows = [_describe_how(plan) for plan in plans]
+    full, lean = (_align(rows, columns) for columns in (_COLUMNS, [name for name in _COLUMNS if name != "interval"]))
+    if len(full[0]) + max(map(len, (_HOW, *hows))) <= width:
+        yield Text(f"{full[0]}{_HOW}" if any(hows) else full[0], style="bold")
+        yield from (_keep(f"{line}{how}") for line, how in zip(full[1:], hows, strict=True))
+        return
+    lines = full if len(full[0].rstrip()) <= width else lean
+    yield _keep(lines[0], style="bold")
+    for line, how in zip(lines[1:], hows, strict=True):
+        yield _keep(line)
+        yield from [Padding(Text(how), (0, 0, 0, 4), expand=False)] if how else []
+
+
+def _align(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[str]:
+    """Lines of one width, the head first; only the last column stands to the left."""
+    widths = [max(len(name), *(len(row[name]) for row in rows)) for name in columns]
+    lines = [dict(zip(columns, columns, strict=True)), *rows]
+    return [
+        "".join(
+            f"{line[name]:{'<' if name == columns[-1] else '>'}{room}}  "
+            for name, room in zip(columns, widths, strict=True)
+        )
+        for line in lines
+    ]
+
+
+def _keep(line: str, style: str = "") -> Text:
+    """A line that is never cut."""
+    return Text(line.rstrip(), style=style, no_wrap=True, overflow="ignore")
 
 
 def _list_cells(prediction: Prediction) -> list[str]:

@@ -87,7 +87,7 @@ def test_phones_are_told_the_width(page: str) -> None:
 
 
 def test_a_report_without_refusals_or_other_degrees_is_a_page_too() -> None:
-    report = replace(build_report(), refused=(), degrees=())
+    report = replace(build_report(), refused=(), degrees=(), worse_same=None, worse_best=None)
     page = build_page(report, build_layer_charts(report.best), LIBRARY)
     assert "why other plans cannot be" not in page
     assert "Ranked plans" in page
