@@ -24,10 +24,14 @@ def format_flops(value_flops: float) -> str:
 
 
 def format_seconds(value_s: float) -> str:
-    """`1.25 s`, `310 ms`, `12 us`, `3 min 05 s`."""
+    """`1.25 s`, `310 ms`, `12 us`, `3 min 05 s`, `31 h 46 min`, `3 d 04 h`."""
     if value_s >= 60:
-        minutes, seconds = divmod(round(value_s), 60)
-        return f"{minutes} min {seconds:02d} s"
+        seconds, minutes, hours = (round(value_s / unit_s) for unit_s in (1, 60, 3600))
+        if seconds < 3600:
+            return f"{seconds // 60} min {seconds % 60:02d} s"
+        if hours < 48:
+            return f"{minutes // 60} h {minutes % 60:02d} min"
+        return f"{hours // 24} d {hours % 24:02d} h"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         scaled = float(f"{value_s / scale:.3g}")
         if scaled >= 1:

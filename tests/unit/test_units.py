@@ -46,6 +46,10 @@ def test_flops_are_counted_not_rated() -> None:
     ("value_s", "printed"),
     [
         (185.2, "3 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (1905 * 60 + 31, "31 h 46 min"),
+        (47.9 * 3600, "2 d 00 h"),
+        (76.2 * 3600, "3 d 04 h"),
         (119.7, "2 min 00 s"),
         (1.25, "1.25 s"),
         (0.31, "310 ms"),
@@ -63,4 +67,4 @@ def test_seconds_have_the_prefix_that_reads_best(value_s: float, printed: str) -
 @given(st.floats(0, 1e6))
 def test_seconds_never_print_an_exponent(value_s: float) -> None:
     printed = format_seconds(value_s)
-    assert re.fullmatch(r"(\d+ min \d\d s|[\d.]+ (s|ms|us)|[\d.e-]+ ns)", printed), printed
+    assert re.fullmatch(r"(\d+ d \d\d h|\d+ h \d\d min|\d+ min \d\d s|[\d.]+ (s|ms|us)|[\d.e-]+ ns)", printed), printed
