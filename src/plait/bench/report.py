@@ -11,6 +11,9 @@ from plait.bench.overlap import Comparison, Run
 from plait.bench.rounds import Spread
 from plait.units import format_seconds
 
+_SENSIBLE = 1.25
+"""Of the limit, more than noise makes of it."""
+
 
 def describe_comparison(comparison: Comparison) -> dict[str, Any]:
     """Everything but the bars."""
@@ -81,11 +84,14 @@ def build_report(record: Mapping[str, Any]) -> RenderableType:
 
 
 def _describe_limit(run: Mapping[str, Any]) -> str:
-    limit = run["limit"]
+    limit, reached = run["limit"], run["fraction_of_ideal"]["median"]
+    share = f"of which {reached:.0%} is reached"
+    if reached > _SENSIBLE:
+        share = "which the run beat: at sizes or rounds so small what was measured alone says nothing"
     return (
         f"{run['name']}: communication alone takes {limit['communication_over_compute']:.2f} of the compute alone; the "
         f"larger is {format_seconds(limit['max_s'])}, with the schedule's head and tail "
-        f"{format_seconds(limit['schedule_s'])}, of which {run['fraction_of_ideal']['median']:.0%} is reached"
+        f"{format_seconds(limit['schedule_s'])}, {share}"
     )
 
 
