@@ -8,6 +8,7 @@ from typing import Any
 
 from plait.config.toml import load_toml, merge_trees
 from plait.errors import ConfigError, describe_nearest
+from plait.planner.hardware.attribution import attribute
 from plait.planner.hardware.build import build_hardware
 from plait.planner.hardware.device import Hardware
 from plait.planner.hardware.measured import measured_path
@@ -74,13 +75,14 @@ def load_tree(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """
     tree = load_toml(path)
     base = tree.get("based_on")
+    is_own = path.parent != FOLDER
     if base is None:
-        return tree
+        return attribute(tree, {}, path) if is_own else tree
     below = _find_base(path, base)
     if below.resolve() in (*seen, path.resolve()):
         raise ConfigError(f"{path}: based_on: the files are based on each other")
     under = {key: value for key, value in load_tree(below, (*seen, path.resolve())).items() if key != "aliases"}
-    return merge_trees(under, tree)
+    return attribute(tree, under, path) if is_own else merge_trees(under, tree)
 
 
 def _find_base(path: Path, base: Any) -> Path:

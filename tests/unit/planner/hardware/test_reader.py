@@ -1,12 +1,13 @@
 """What is wrong with a catalog file is said at once, with the file and the key."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plait.errors import ConfigError
-from plait.planner.hardware import load_hardware
+from plait.planner.hardware import build_hardware, load_hardware
 from plait.planner.hardware.catalog import FOLDER
 
 CPU = (FOLDER / "cpu.toml").read_text()
@@ -36,7 +37,6 @@ def _load(tmp_path: Path, text: str) -> ConfigError:
         ('capacity = "16 GB"', 'capacity = { value = "16 GB", error = -1 }', "capacity.error: should be a share"),
         ('capacity = "16 GB"', 'capacity = { value = "16 GB", low = 3 }', "memory.capacity.low: should be"),
         ('capacity = "16 GB"', 'capacity = { value = "16 GB", confidence = "sure" }', "capacity.confidence: should"),
-        ('[memory]\nsource = "guess"', "[memory]", "memory.capacity: has no source"),
         ("[peak]", "[peek]", "peak: is missing"),
         ("float32 = {", "fp32 = {", "peak.fp32: is not known; "),
         ("[gemm.bfloat16]", "[gemm.bf16]", "gemm.bf16: is not known; did you mean"),
@@ -75,6 +75,12 @@ def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
     assert "2 problems" in error.message
     assert "memory.capacity: is missing" in error.message
     assert "memory.bandwidth: should be a number and one of B/s, MB/s, GB/s, TB/s: the unit is missing" in error.message
+
+
+def test_a_catalog_states_the_source_of_everything() -> None:
+    tree = tomllib.loads(CPU.replace('[memory]\nsource = "guess"', "[memory]", 1))
+    with pytest.raises(ConfigError, match="memory.capacity: has no source"):
+        build_hardware(tree, name="cpu", where="cpu.toml")
 
 
 def test_an_empty_file_lists_what_it_needs(tmp_path: Path) -> None:
