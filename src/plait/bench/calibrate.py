@@ -34,7 +34,7 @@ def measure_device(num_ranks: int) -> dict[str, Any]:
         gemm_s, kernel_s = _time(lambda: small @ small), _time(lambda: small.add_(1.0))
         copy_s = _time(lambda: target.copy_(large))
     return {
-        "title": f"{name_processor()}, {torch.get_num_threads()} threads a rank",
+        "title": f"{name_processor()}, {_count_threads()}",
         "date": datetime.now(UTC).date().isoformat(),
         "num_multiprocessors": torch.get_num_threads(),
         "capacity_bytes": _count_memory() // num_ranks,
@@ -43,6 +43,11 @@ def measure_device(num_ranks: int) -> dict[str, Any]:
         "bytes_per_s": 2 * large.nbytes / copy_s,
         "kernel_launch_s": kernel_s,
     }
+
+
+def _count_threads() -> str:
+    number = torch.get_num_threads()
+    return f"{number} {'thread' if number == 1 else 'threads'} a rank"
 
 
 def measure_collectives(degree: int) -> dict[str, Pieces]:

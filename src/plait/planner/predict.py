@@ -7,6 +7,7 @@ from plait.contract.step import sum_flops
 from plait.errors import ConfigError
 from plait.planner.cluster import Cluster
 from plait.planner.cost import Cost, join
+from plait.planner.hardware.measured import CALIBRATED
 from plait.planner.memory.peak import predict_memory
 from plait.planner.memory.static import count_stage_parameters
 from plait.planner.plan_config import PlanConfig
@@ -17,6 +18,9 @@ from plait.planner.step.block import build_layers
 from plait.planner.step.circumstance import Circumstance
 from plait.planner.step.data_parallel import build_data_parallel, build_optimizer
 from plait.planner.step.pipeline import build_pipeline
+
+_MANY_CHUNKS = 4
+"""Of a pipeline's rank; nobody measured a step with more."""
 
 
 def predict(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_len: int, global_batch: int) -> Prediction:
@@ -103,4 +107,32 @@ def _list_weak(cluster: Cluster, plan: PlanConfig) -> tuple[str, ...]:
         weak.append("rowwise scales: its GEMMs were not measured, and are timed as tensorwise ones")
     if cluster.hardware.derate.training.provenance == "assumed":
         weak.append(f"{cluster.hardware.name}: the derate of training is assumed, no step was measured on it")
+    if plan.interleave > _MANY_CHUNKS:
+        weak.append(
+            f"{plan.interleave} chunks on each rank of the pipeline: each adds a send, which is predicted to hide "
+            "beneath the next chunk however short that is"
+        )
+    weak += _list_unmeasured(cluster, plan)
     return tuple(weak)
+
+
+def _list_unmeasured(cluster: Cluster, plan: PlanConfig) -> list[str]:
+    """What a calibrated machine is asked beyond what was measured of it."""
+    hardware, weak = cluster.hardware, []
+    if hardware.memory.bytes_per_s.source != CALIBRATED:
+        return []
+    degrees = {
+        key: constant for key, constant in hardware.constants.items() if key.startswith("collectives.all_gather.")
+    }
+    measured = [int(key.rpartition(".")[2]) for key, constant in degrees.items() if constant.source == CALIBRATED]
+    shown = " and ".join(map(str, sorted(measured)))
+    if plan.tp > 1 and plan.tp not in measured:
+        found = f"were measured among {shown} ranks only" if measured else "were not measured here"
+        weak.append(f"tp {plan.tp}: collectives {found}; others are drawn from those, or are the base's")
+    most = max(measured, default=1)
+    if plan.num_devices > most:
+        weak.append(
+            f"{plan.num_devices} devices, but no more than {most} were measured together: that the others are as fast, "
+            "and share no memory or cores, is assumed"
+        )
+    return weak

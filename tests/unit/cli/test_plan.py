@@ -33,6 +33,7 @@ def test_the_table_is_ranked_and_says_what_follows(run: Run) -> None:
     status, out, err = run(*SMALL)
     assert (status, err) == (0, "")
     assert "tp  cp     pp  dp  mb" in out
+    assert "\nMFU: of the datasheet's dense bfloat16 rate, 989 TFLOP/s\n" in out
     for text in ("Fastest: tp ", "What binds is compute", "First tensor degree", "tp 2:", "per device"):
         assert text in out
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from plait.contract.training import derive_closing_collectives, derive_run_model
 from plait.errors import ConfigError, ShardingError
 from plait.planner.cluster import Cluster
 from plait.planner.cost import Kind
-from plait.planner.hardware import load_hardware
+from plait.planner.hardware import MeasuredRates, load_hardware, save_measured
 from plait.planner.plan_config import PlanConfig
 from plait.planner.predict import predict
 from plait.planner.prediction import Prediction, Verdict
@@ -139,6 +140,34 @@ def test_a_tp_group_that_leaves_the_node_is_slower_and_said_to_be_weak() -> None
     assert across.exposed_communication_s > 1.3 * inside.exposed_communication_s
     assert "leaves the scale-up domain" in across.weak[0]
     assert inside.weak == ()
+
+
+def test_many_chunks_of_a_pipeline_are_said_to_be_weak() -> None:
+    few, many = (predict_small(PlanConfig(tp=2, pp=2, interleave=interleave, micro_batch=1)) for interleave in (2, 8))
+    assert few.weak == ()
+    assert many.weak[0].startswith("8 chunks on each rank")
+
+
+def test_a_calibrated_machine_says_what_was_not_measured(tmp_path: Path) -> None:
+    path = tmp_path / "hardware.toml"
+    lines = {kind: {2: ((1e-4, 1e9),)} for kind in ("all_gather", "reduce_scatter", "all_reduce")}
+    rates = MeasuredRates("box", "2026-11-30", 1, 10**12, {"float32": 1e11, "bfloat16": 1e11}, 1e-6, 1e10, 1e-6, lines)
+    save_measured(path, rates, based_on="cpu")
+    hardware = load_hardware(path)
+    weak = {
+        (tp, dp): " ".join(
+            predict(
+                LLAMA, Cluster(hardware, tp * dp), PlanConfig(tp=tp, dp_shard=dp), seq_len=4096, global_batch=16
+            ).weak
+        )
+        for tp, dp in ((2, 1), (4, 1), (2, 2))
+    }
+    assert "measured among" not in weak[2, 1]
+    assert "measured together" not in weak[2, 1]
+    assert "tp 4: collectives were measured among 2 ranks only" in weak[4, 1]
+    assert "4 devices, but no more than 2 were measured together" in weak[4, 1]
+    assert "collectives" not in weak[2, 2]
+    assert "4 devices, but no more than 2" in weak[2, 2]
 
 
 def test_fp8_is_faster_and_pays_for_its_quantise_passes() -> None:

@@ -11,6 +11,7 @@ from plait.planner.prediction import Memory, Prediction, Verdict
 from plait.planner.report.words import (
     describe_asked,
     describe_memory,
+    describe_mfu,
     describe_plan,
     describe_settings,
     list_first_worse,
@@ -30,6 +31,7 @@ def build_tables(report: PlanReport, width: int) -> RenderableType:
         Text(describe_asked(report)),
         Text(),
         *_list_ranking(report, width),
+        Text(f"MFU: {describe_mfu(report.best)}", style="dim"),
         Text(),
         *_list_best(report),
         Text(),

@@ -11,6 +11,9 @@ from plait.overlap.machine.cache import cache_folder
 Pieces = tuple[tuple[float, float], ...]
 """Latency-bandwidth lines: seconds, and bytes a second out of each rank."""
 
+CALIBRATED = "measured on this machine by plait bench calibrate"
+"""The source of all its constants."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRates:
@@ -51,13 +54,12 @@ def save_measured(path: Path, rates: MeasuredRates, *, based_on: str) -> None:
 def format_measured(rates: MeasuredRates, *, based_on: str) -> str:
     """The text of that file."""
     title = re.sub(r'["\\\x00-\x1f\x7f]', " ", rates.title)
-    text = "measured on this machine by plait bench calibrate"
     lines = [
         f'title = "{title}"',
         f'based_on = "{based_on}"',
         f'num_multiprocessors = {{ value = {rates.num_multiprocessors}, source = "here" }}',
         _table("sources"),
-        f'here = {{ text = "{text}", date = "{rates.date}", provenance = "measured", confidence = "high" }}',
+        f'here = {{ text = "{CALIBRATED}", date = "{rates.date}", provenance = "measured", confidence = "high" }}',
         _table("memory", source="here"),
         f'capacity = "{rates.capacity_bytes} B"',
         f'bandwidth = "{rates.bytes_per_s:.6g} B/s"',

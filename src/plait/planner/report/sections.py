@@ -22,7 +22,7 @@ def build_head(report: PlanReport) -> str:
     low_s, high_s = best.interval_s
     facts = [
         ("time of a step", format_seconds(best.step_s), f"{format_seconds(low_s)} to {format_seconds(high_s)}"),
-        ("MFU", f"{best.mfu:.1%}", "of the datasheet's dense rate"),
+        ("MFU", f"{best.mfu:.1%}", words.describe_mfu(best)),
         ("throughput", f"{best.tokens_per_s:,.0f}", f"tokens/s; {best.tokens_per_s_per_device:,.0f} a device"),
         ("memory", format_bytes(best.memory.total_bytes), f"of {format_bytes(best.memory.capacity_bytes)}: "
          f"{best.memory.verdict}"),

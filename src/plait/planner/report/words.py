@@ -72,6 +72,16 @@ def describe_memory(prediction: Prediction) -> str:
     return f"The worst rank {word}: {used}, {format_bytes(memory.margin_bytes)} left."
 
 
+def describe_mfu(prediction: Prediction) -> str:
+    """What MFU is a share of: `of the datasheet's dense bfloat16 rate, 989 TFLOP/s`."""
+    plan, peaks = prediction.plan, prediction.cluster.hardware.peaks.values()
+    dtype = plan.precision.compute if plan.quantization == "none" else "fp8"
+    rate = prediction.peak_flops_per_s
+    stated = any(peak.value == rate and peak.provenance == "datasheet" for peak in peaks)
+    whose = "the datasheet's dense" if stated else "the file's"
+    return f"of {whose} {dtype} rate, {format_si(rate, 'FLOP/s')}"
+
+
 def list_first_worse(report: PlanReport) -> list[tuple[str, str]]:
     """The first tensor degree at which the complete time gets worse, for each of the three questions."""
     tried = [f"tp {each.tp}" for each in report.degrees]
