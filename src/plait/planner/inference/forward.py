@@ -91,7 +91,8 @@ def _build_core(op: Op, where: ServingCircumstance, context_len: int | None) -> 
     if context_len is None:
         return build_attention(op, "forward", where)
     shape = replace(derive_shape(op, where), keys=context_len)
-    estimate = estimate_flash_attention(where.hardware, shape, regime="burst")
+    dtype = where.contract.setting.dtype
+    estimate = estimate_flash_attention(where.hardware, shape, regime="burst", dtype=dtype)
     note = f"{shape.batch} x {shape.kv_heads} KV heads of {context_len} tokens"
     return join(op.name, [build_cost("core", Kind.ATTENTION, estimate, note=note)], note="forward")
 

@@ -51,16 +51,21 @@ class AttentionShape:
 
 
 def estimate_flash_attention(
-    hardware: Hardware, shape: AttentionShape, *, backward: bool = False, regime: Regime = "training"
+    hardware: Hardware,
+    shape: AttentionShape,
+    *,
+    backward: bool = False,
+    regime: Regime = "training",
+    dtype: str = "bfloat16",
 ) -> Estimate:
-    """How long one fused kernel takes; the rate grows with the length of the sequence."""
+    """How long one fused kernel takes; the rate grows with the length of the sequence, up to the peak of `dtype`."""
     law, memory = hardware.attention, hardware.memory
     rate = law.flops_per_s.value * shape.keys / (shape.keys + law.half_length.value)
     rate *= derive_regime_share(hardware.derate, regime, "burst")
     passes = 1.0
     if backward:
         passes, rate = BACKWARD_FLOPS, rate * law.backward_rate.value
-    compute_s = passes * shape.flops / rate
+    compute_s = passes * shape.flops / min(rate, hardware.peak(dtype).value)
     memory_s = passes * shape.bytes / memory.streamed_bytes_per_s
     seconds = memory.launch_s.value + max(compute_s, memory_s)
     limit: Limit = "compute" if compute_s >= memory_s else "memory"

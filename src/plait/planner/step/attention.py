@@ -51,7 +51,8 @@ def _find_scores(op: Op) -> Gemm:
 def _estimate(shape: AttentionShape, where: Circumstance, *, backward: bool) -> Estimate:
     """The training derate is one of GEMMs: the rate of fused kernels was fitted without it."""
     if where.plan.fused_attention:
-        return estimate_flash_attention(where.hardware, shape, backward=backward, regime="burst")
+        dtype = where.plan.precision.compute
+        return estimate_flash_attention(where.hardware, shape, backward=backward, regime="burst", dtype=dtype)
     return estimate_unfused_attention(where.hardware, shape, backward=backward)
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,3 +90,11 @@ def test_more_heads_and_sequences_are_never_faster(shape: AttentionShape, times:
     )
     for law in (estimate_flash_attention, estimate_unfused_attention):
         assert law(hardware, more).seconds >= law(hardware, shape).seconds
+
+
+def test_no_kernel_is_faster_than_the_peak_of_its_format() -> None:
+    hardware = load_hardware("cpu")
+    long = replace(LLAMA, queries=65536, keys=65536)
+    for dtype in ("bfloat16", "float32"):
+        seconds = estimate_flash_attention(hardware, long, dtype=dtype).seconds
+        assert long.flops / seconds <= hardware.peak(dtype).value
