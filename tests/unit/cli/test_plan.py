@@ -83,11 +83,13 @@ def test_json_has_what_the_table_has_in_si_units(run: Run) -> None:
 
 
 def test_fix_predicts_exactly_that_even_if_it_does_not_fit(run: Run) -> None:
-    status, out, _ = run(
+    status, out, err = run(
         *SMALL, "--json", "--fix", "tp=1,pp=1,cp=1", "--fix", "micro_batch=2,sharded=nothing,recompute=none"
     )
     (only,) = json.loads(out)["plans"]
-    assert status == 0
+    assert status == 2
+    assert "nothing with what is fixed fits these devices: the leanest plan lacks " in err
+    assert "hint: fix less, or take more devices" in err
     assert {name: only["plan"][name] for name in ("tp", "pp", "dp", "micro_batch")} == {
         "tp": 1, "pp": 1, "dp": 8, "micro_batch": 2,
     }  # fmt: skip
@@ -167,7 +169,9 @@ def test_all_that_is_wrong_before_planning_is_one_error(run: Run) -> None:
         ((*SMALL[:7], "--global-batch", "3", "--fix", "dp=8"), "a global batch of 3 cannot be divided by dp = 8"),
         ((*SMALL, "--trace", "no/such/folder.json"), "there is no folder no/such"),
         ((*SMALL, "--report", "report.pdf"), "a report is an .html file"),
-        (("llama3-405b", *SMALL[1:]), "no plan fits these devices"),
+        (TOO_LARGE, "no plan fits these devices: the leanest plan lacks "),
+        (TOO_LARGE, "hint: take more devices\n"),
+        ((*TOO_LARGE, "--fix", "sharded=parameters"), "hint: fix less, or take more devices\n"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(run: Run, arguments: tuple[str, ...], text: str) -> None:

@@ -28,6 +28,7 @@ from plait.planner.space.fixed import Fixed, parse_fixed
 from plait.planner.timeline import build_layer_charts
 from plait.planner.why_not import WhyNot, why_not
 from plait.schedule.trace_file import build_trace
+from plait.units import format_bytes
 
 _FILES = {"--write": "write_path", "--trace": "trace_path", "--report": "report_path"}
 
@@ -86,9 +87,11 @@ def command(source: str, overrides: Sequence[str], as_json: bool, **options: Any
     else:
         print_tables(lambda width: _show(report, answers, width, explain=options["explain"]))
     _write_files(report, run, options)
-    if not report.ranked and not report.settings:
+    if not report.ranked:
+        what = "nothing with what is fixed" if options["fix"] else "no plan"
         raise ConfigError(
-            "no plan fits these devices", hint="more devices, or --fix sharded=parameters to see by how much"
+            f"{what} fits these devices: the leanest plan lacks {format_bytes(-report.best.memory.margin_bytes)}",
+            hint="fix less, or take more devices" if options["fix"] else "take more devices",
         )
 
 
