@@ -8,7 +8,7 @@ from typing import Any
 from plait.planner.hardware.constant import Provenance
 from plait.planner.hardware.reader import Tree
 
-_WORDS = ("title", "aliases", "based_on", "name", "sources", "regime")
+_WORDS = ("title", "aliases", "based_on", "sources", "regime")
 """Keys that are no constants."""
 
 _INHERITED = ("source", "error")

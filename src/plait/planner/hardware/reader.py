@@ -146,12 +146,13 @@ class Reader:
         """Note every key that nothing has asked for."""
         known = sorted(self._taken)
         for key in _list_leaves(self._tree):
-            if key.startswith("sources.") or key in ("based_on", "name"):
+            if key.startswith("sources.") or key == "based_on":
                 continue
             parts = key.split(".")
             covered = any(".".join(parts[:length]) in self._taken for length in range(1, len(parts) + 1))
             if not covered and parts[-1] not in ("source", "error"):
-                self.problems.append(f"{key}: is not known; {describe_nearest(key, known)}")
+                alike = known if len(parts) > 1 else sorted({name.partition(".")[0] for name in known})
+                self.problems.append(f"{key}: is not known; {describe_nearest(key, alike)}")
 
     def _find(self, key: str) -> Any:
         value: Any = self._tree

@@ -60,6 +60,22 @@ def test_a_source_of_the_same_name_is_another_one(tmp_path: Path) -> None:
     assert list_differing(hardware) == {"memory.bandwidth"}
 
 
+def test_the_example_of_the_guide_is_a_file_that_loads(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[4] / "docs/guides/hardware.md").read_text(encoding="utf-8")
+    path = tmp_path / "my-h100.toml"
+    path.write_text(guide.split("```toml\n")[1].split("```")[0])
+    hardware = load_hardware(path)
+    assert list_differing(hardware) == {
+        "memory.bandwidth", "peak.bfloat16", "topology.host_size", "topology.domain_size", "topology.nic_bandwidth",
+        "topology.nic_efficiency", "collectives.all_gather.4",
+    }  # fmt: skip
+    constants = hardware.constants
+    assert (constants["memory.bandwidth"].source, constants["memory.bandwidth"].provenance) == (path.name, "assumed")
+    assert (constants["peak.bfloat16"].source, constants["peak.bfloat16"].provenance) == (path.name, "datasheet")
+    assert constants["collectives.all_gather.4"].source.startswith("our all-gather")
+    assert constants["topology.nic_efficiency"].provenance is Provenance.MEASURED
+
+
 def test_measured_links_are_replaced_as_a_whole(tmp_path: Path) -> None:
     hardware = load(tmp_path, '[collectives.all_gather]\n8 = [["20 us", "100 GB/s"]]\n')
     constant = hardware.constants["collectives.all_gather.8"]
