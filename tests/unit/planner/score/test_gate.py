@@ -189,3 +189,17 @@ def test_contrast_async_tp_promises_no_more_than_the_gain() -> None:
     exposed_s = subject.predict().exposed_communication_s
     assert 1 < vanilla_s / async_s <= vanilla_s / (vanilla_s - 0.65 * exposed_s) + 1e-9
     assert vanilla_s / async_s == pytest.approx(1.09, rel=0.08)
+
+
+def test_the_page_has_every_source_and_kind_with_its_errors(report: Report) -> None:
+    lines = (ROOT / "docs" / "concepts" / "cost-model.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    said = {tuple(row[:3]): row[3:5] for row in rows if len(row) == 6 and row[0] != "source"}
+    scores = [*report.test_sources, *report.fit_sources]
+    assert said.keys() == {(each.source, f"`{each.kind}`", str(each.n)) for each in scores}
+    for each in scores:
+        mean, largest = (
+            float(cell.removesuffix(" %")) / 100 for cell in said[each.source, f"`{each.kind}`", str(each.n)]
+        )
+        assert each.mape == pytest.approx(mean, abs=0.006)
+        assert each.max == pytest.approx(largest, abs=0.006)
