@@ -194,12 +194,10 @@ def test_contrast_async_tp_promises_no_more_than_the_gain() -> None:
 def test_the_page_has_every_source_and_kind_with_its_errors(report: Report) -> None:
     lines = (ROOT / "docs" / "concepts" / "cost-model.md").read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    said = {tuple(row[:3]): row[3:5] for row in rows if len(row) == 6 and row[0] != "source"}
-    scores = [*report.test_sources, *report.fit_sources]
-    assert said.keys() == {(each.source, f"`{each.kind}`", str(each.n)) for each in scores}
-    for each in scores:
-        mean, largest = (
-            float(cell.removesuffix(" %")) / 100 for cell in said[each.source, f"`{each.kind}`", str(each.n)]
-        )
+    said = [row for row in rows if len(row) == 6 and row[0] != "source"]
+    for row, each in zip(said, [*report.test_sources, *report.fit_sources], strict=True):
+        assert row[:3] == [each.source, f"`{each.kind}`", str(each.n)]
+        mean, largest, null = (float(cell.removesuffix(" %")) / 100 for cell in row[3:])
         assert each.mape == pytest.approx(mean, abs=0.006)
         assert each.max == pytest.approx(largest, abs=0.006)
+        assert each.null_max == pytest.approx(null, abs=0.006)
