@@ -61,10 +61,10 @@ def test_json_is_all_of_stdout(run):
 
 def test_receipt_stands_above_the_verdict(run):
     _, out, _ = run("gpt-tiny", "--tp", "3", "train.seq_len=7", "overlap=mlp_only", "overlap.chunks=2")
-    before, _, receipt = out.partition("overlap = mlp_only chunks=2; what this rank waits for")
+    before, _, receipt = out.partition("overlap = mlp_only chunks=2; each pass waits for")
     assert "collectives of rank 2" in before
-    assert re.search(r"layers.0-1.attention.wo +forward +14 +none ", receipt)
-    assert re.search(r"layers.0-1.mlp.w_down +forward +14 +(direct|ring) x2 over \w+ +4 x ", receipt)
+    assert re.search(r"layers.0-1.attention.wo\n +forward +14 +none ", receipt)
+    assert re.search(r"layers.0-1.mlp.w_down\n +forward +14 +(direct|ring) x2 over \w+ +4 x ", receipt)
     assert "belongs to the attention, not to an MLP" in receipt
     assert receipt.rstrip().endswith("checks)")
 
