@@ -1,5 +1,6 @@
 """One block, and the ends of the model: every operation of the contract once, forward and backward."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -49,22 +50,55 @@ def _build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_le
         plain = _build_layers(model, cluster, replace(plan, recompute="none"), seq_len)
         backward = [*_build_again(plain.forward, where), *plain.backward.parts]
         return replace(plain, backward=join("backward", backward))
-    contract = where.contract
-    forward = join("forward", _build_ops(contract.block, "forward", where))
-    backward = _build_ops(contract.block[::-1], "backward", where)
-    return Layers(forward, join("backward", backward), _build_embedding(where), _build_head(where))
+    flat = _build_flat(model, cluster, _flatten(cluster, plan), where.contract.setting.num_tokens)
+    forward = join("forward", _build_ops(where.contract.block, flat.forward, "forward", where))
+    backward = join("backward", _build_ops(where.contract.block[::-1], flat.backward, "backward", where))
+    return Layers(forward, backward, _build_embedding(where), flat.head)
 
 
-def _build_ops(ops: tuple[Op, ...], direction: Direction, where: Circumstance) -> list[Cost]:
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """What costs the same for as many tokens of any sequences: all but attention, and the embedding."""
+
+    forward: Mapping[str, tuple[Cost, ...]]
+    backward: Mapping[str, tuple[Cost, ...]]
+    head: Cost
+
+
+def _flatten(cluster: Cluster, plan: PlanConfig) -> PlanConfig:
+    """The plan with all its tokens in one sequence, in a job that fits in a domain if the plan does."""
+    domain = int(cluster.hardware.topology.domain_size.value)
+    replicas = 1 if plan.num_devices <= domain else 2 * domain
+    return replace(plan, micro_batch=1, cp=1, dp_replicate=replicas, recompute="none")
+
+
+@lru_cache(maxsize=4096)
+def _build_flat(model: ModelConfig, cluster: Cluster, plan: PlanConfig, num_tokens: int) -> _Flat:
+    where = Circumstance(cluster, plan, derive_planned_model(model, plan, num_tokens))
+    block = [op for op in where.contract.block if not is_attention(op)]
+    return _Flat(
+        {op.name: tuple(_build_op(op, "forward", where)) for op in block},
+        {op.name: tuple(_build_op(op, "backward", where)) for op in block},
+        _build_head(where),
+    )
+
+
+def _build_ops(
+    ops: tuple[Op, ...], flat: Mapping[str, tuple[Cost, ...]], direction: Direction, where: Circumstance
+) -> list[Cost]:
     costs: list[Cost] = []
     for op in ops:
         if is_attention(op):
             costs += [*build_elementwise(op, direction, where), build_attention(op, direction, where)]
-        elif is_linear(op):
-            costs += [build_linear(op, direction, where), *build_elementwise(op, direction, where)]
         else:
-            costs += [*build_elementwise(op, direction, where), *where.build_moves(list_moves(getattr(op, direction)))]
+            costs += flat[op.name]
     return costs
+
+
+def _build_op(op: Op, direction: Direction, where: Circumstance) -> list[Cost]:
+    if is_linear(op):
+        return [build_linear(op, direction, where), *build_elementwise(op, direction, where)]
+    return [*build_elementwise(op, direction, where), *where.build_moves(list_moves(getattr(op, direction)))]
 
 
 def _build_again(forward: Cost, where: Circumstance) -> list[Cost]:
