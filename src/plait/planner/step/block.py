@@ -48,8 +48,8 @@ def _build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_le
     where = Circumstance(cluster, plan, derive_planned_model(model, plan, seq_len))
     if plan.recompute != "none":
         plain = _build_layers(model, cluster, replace(plan, recompute="none"), seq_len)
-        backward = [*_build_again(plain.forward, where), *plain.backward.parts]
-        return replace(plain, backward=join("backward", backward))
+        again = _build_again(plain.forward, where)
+        return replace(plain, backward=join("backward", [*again, *plain.backward.parts]))
     flat = _build_flat(model, cluster, _flatten(cluster, plan), where.contract.setting.num_tokens)
     forward = join("forward", _build_ops(where.contract.block, flat.forward, "forward", where))
     backward = join("backward", _build_ops(where.contract.block[::-1], flat.backward, "backward", where))
