@@ -25,6 +25,22 @@ LLAMA = load_preset("llama-tiny").model_copy(update={"vocab_size": 67, "mlp_widt
 GPT = GptConfig(num_layers=2, width=24, num_heads=4, vocab_size=67, max_seq_len=16, dropout=0.2, attention_dropout=0.1)
 """Biases, tied embeddings, and dropout, whose masks a resumed run must draw again."""
 
+NANO_RUN = """
+name = "nano"
+[model]
+preset = "llama-tiny"
+vocab_size = 257
+[precision]
+compute = "float32"
+[data]
+kind = "tokens"
+paths = ["tokens.npy"]
+[train]
+steps = 2
+seq_len = 16
+"""
+"""As a file, beside which `save_tokens` has put its tokens."""
+
 
 def save_tokens(folder: Path, *, num_tokens: int = 2001, vocab_size: int = 67, seed: int = 7) -> Path:
     """Tokens that can be learned: each is a function of the one before, but for some noise."""

@@ -6,27 +6,12 @@ from pathlib import Path
 import pytest
 
 from plait.cli.main import main
-from tests.support.training import save_tokens
-
-RUN = """
-name = "planned"
-[model]
-preset = "llama-tiny"
-vocab_size = 257
-[precision]
-compute = "float32"
-[data]
-kind = "tokens"
-paths = ["tokens.npy"]
-[train]
-steps = 2
-seq_len = 16
-"""
+from tests.support.training import NANO_RUN, save_tokens
 
 
 def test_train_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("run.toml").write_text(RUN)
+    Path("run.toml").write_text(NANO_RUN)
     save_tokens(tmp_path)
     for arguments in (
         ["plan", "run.toml", "--hardware", "cpu", "--gpus", "1", "--global-batch", "4", "--write", "plan.toml"],

@@ -10,24 +10,9 @@ import torch.distributed as dist
 
 from plait.cli.main import main
 from tests.support.byte_tokenizer import save_byte_tokenizer
-from tests.support.training import save_tokens
+from tests.support.training import NANO_RUN, save_tokens
 
 Run = Callable[..., tuple[int, str, str]]
-
-CONFIG = """
-name = "nano"
-[model]
-preset = "llama-tiny"
-vocab_size = 257
-[precision]
-compute = "float32"
-[data]
-kind = "tokens"
-paths = ["tokens.npy"]
-[train]
-steps = 2
-seq_len = 16
-"""
 
 LAUNCHED = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999"}
 
@@ -36,7 +21,7 @@ LAUNCHED = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the command in a folder with a config and tokens: exit status, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "nano.toml").write_text(CONFIG)
+    (tmp_path / "nano.toml").write_text(NANO_RUN)
     save_tokens(tmp_path)
 
     def run(*arguments: str, **environment: str) -> tuple[int, str, str]:

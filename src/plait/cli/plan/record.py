@@ -1,16 +1,13 @@
 """What was found, for programs."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from plait.planner.cost import Cost
 from plait.planner.plan import PlanReport
 from plait.planner.plan_config import PlanConfig
 from plait.planner.prediction import Prediction
-from plait.planner.tensor_degree import TensorDegree, Worse
+from plait.planner.record import Record, build_constant_record, build_cost_record, build_worse_record
+from plait.planner.tensor_degree import TensorDegree
 from plait.planner.why_not import WhyNot
-
-Record = dict[str, Any]
 
 
 def build_record(report: PlanReport, answers: Sequence[WhyNot] = ()) -> Record:
@@ -27,9 +24,9 @@ def build_record(report: PlanReport, answers: Sequence[WhyNot] = ()) -> Record:
         "fits": bool(report.ranked),
         "plans": [build_prediction_record(each) for each in report.ranked or (best,)],
         "first_worse": {
-            "layer": _describe_worse(report.worse_layer),
-            "same_plan": _describe_worse(report.worse_same),
-            "best_plan": _describe_worse(report.worse_best),
+            "layer": build_worse_record(report.worse_layer),
+            "same_plan": build_worse_record(report.worse_same),
+            "best_plan": build_worse_record(report.worse_best),
         },
         "degrees": [_describe_degree(each) for each in report.degrees],
         "refused": [
@@ -40,15 +37,8 @@ def build_record(report: PlanReport, answers: Sequence[WhyNot] = ()) -> Record:
             for each in report.refused
         ],
         "why_not": [_describe_answer(answer) for answer in answers],
-        "step": _describe_cost(best.step),
-        "constants": [
-            {
-                "name": each.name, "value": each.value, "unit": each.unit, "provenance": str(each.provenance),
-                "source": each.source, "date": each.date, "confidence": each.confidence, "low": each.low,
-                "high": each.high,
-            }
-            for each in dict.fromkeys(best.constants)
-        ],
+        "step": build_cost_record(best.step),
+        "constants": [build_constant_record(each) for each in dict.fromkeys(best.constants)],
     }  # fmt: skip
 
 
@@ -102,24 +92,6 @@ def _describe_degree(degree: TensorDegree) -> Record:
     }
 
 
-def _describe_worse(worse: Worse | None) -> Record | None:
-    if worse is None:
-        return None
-    return {
-        "tp": worse.tp, "before": worse.before, "seconds": worse.seconds, "before_s": worse.before_s,
-        "factor": worse.factor, "term": worse.term, "term_s": worse.term_s,
-    }  # fmt: skip
-
-
 def _describe_answer(answer: WhyNot) -> Record:
     prediction = None if answer.prediction is None else build_prediction_record(answer.prediction)
     return {"asked": answer.asked, "reason": answer.reason, "terms_s": dict(answer.terms), "prediction": prediction}
-
-
-def _describe_cost(cost: Cost) -> Record:
-    return {
-        "name": cost.name, "kind": None if cost.kind is None else str(cost.kind), "seconds": cost.seconds,
-        "low_s": cost.low_s, "high_s": cost.high_s, "exposed_s": cost.exposed_s, "hidden_s": cost.hidden_s,
-        "times": cost.times, "efficiency": cost.efficiency, "note": cost.note, "constants": list(cost.constants),
-        "parts": [_describe_cost(part) for part in cost.parts],
-    }  # fmt: skip

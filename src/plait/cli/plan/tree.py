@@ -51,8 +51,7 @@ def _list_provenance(cost: Cost, known: Mapping[str, Constant]) -> Iterator[str]
     """`fitted gemm.bfloat16.efficiency, derate.training; datasheet peak.bfloat16`."""
     groups: dict[str, list[str]] = {}
     for name in cost.constants:
-        provenance = str(known[name].provenance) if name in known else "assumed"
-        groups.setdefault(provenance, []).append(name)
+        groups.setdefault(str(known[name].provenance), []).append(name)
     for provenance, names in groups.items():
         yield f"{provenance} {', '.join(names)}"
 

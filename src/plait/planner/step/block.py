@@ -36,9 +36,7 @@ class Layers:
 
 def build_layers(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len: int) -> Layers:
     """The layers of a plan; what does not change them (pp, dp and what follows from them) does not build them anew."""
-    # Of the rest tp and cp only see whether the job fits in a domain.
-    domain = int(cluster.hardware.topology.domain_size.value)
-    plain = keep_layer_axes(plan, dp_replicate=1 if plan.num_devices <= domain else 2 * domain)
+    plain = keep_layer_axes(plan, dp_replicate=_stand_for_replicas(cluster, plan))
     return _build_layers(model, Cluster(cluster.hardware, 0), plain, seq_len)
 
 
@@ -67,9 +65,13 @@ class _Flat:
 
 def _flatten(cluster: Cluster, plan: PlanConfig) -> PlanConfig:
     """The plan with all its tokens in one sequence, in a job that fits in a domain if the plan does."""
+    return replace(plan, micro_batch=1, cp=1, dp_replicate=_stand_for_replicas(cluster, plan), recompute="none")
+
+
+def _stand_for_replicas(cluster: Cluster, plan: PlanConfig) -> int:
+    """One number for all jobs alike: of the other axes tp and cp only see whether the job fits in a domain."""
     domain = int(cluster.hardware.topology.domain_size.value)
-    replicas = 1 if plan.num_devices <= domain else 2 * domain
-    return replace(plan, micro_batch=1, cp=1, dp_replicate=replicas, recompute="none")
+    return 1 if plan.num_devices <= domain else 2 * domain
 
 
 @lru_cache(maxsize=4096)
