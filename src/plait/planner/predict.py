@@ -71,13 +71,22 @@ def check_plan(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_le
         raise ConfigError.from_problems("plan", problems)
 
 
-@lru_cache(maxsize=1024)
 def derive_model_flops(model: ModelConfig, seq_len: int) -> float:
     """Of one sequence, forward and backward without recompute, read from the contract; causal attention needs half."""
-    contract = derive_planned_model(model, PlanConfig(), seq_len)
-    ends = sum(sum_flops((*op.forward, *op.backward)) for op in (*contract.entry, *contract.exit))
-    block = sum(sum_flops((*op.forward, *op.backward)) * (0.5 if is_attention(op) else 1.0) for op in contract.block)
-    return ends + model.num_layers * block
+    linear, attention = _count_token_flops(model)
+    return linear * seq_len + 0.5 * attention * seq_len * seq_len
+
+
+@lru_cache(maxsize=256)
+def _count_token_flops(model: ModelConfig) -> tuple[float, float]:
+    """Those of linears, which grow with the tokens, and of attention, which grow with their square: of one token."""
+    contract = derive_planned_model(model, PlanConfig(), 1)
+    blocks = [(op, model.num_layers) for op in contract.block]
+    ends = [(op, 1) for op in (*contract.entry, *contract.exit)]
+    flops = {True: 0.0, False: 0.0}
+    for op, times in (*ends, *blocks):
+        flops[is_attention(op)] += times * sum_flops((*op.forward, *op.backward))
+    return flops[False], flops[True]
 
 
 @lru_cache(maxsize=4096)
