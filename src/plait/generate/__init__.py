@@ -1,0 +1,1 @@
+"""Generation: sampling, cache, continuous batching over tensor-parallel ranks."""

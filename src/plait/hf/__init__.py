@@ -1,0 +1,1 @@
+"""Hugging Face models: their plans, their parallel form, their files."""
