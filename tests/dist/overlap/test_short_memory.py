@@ -45,7 +45,7 @@ def run(matmul: CollectiveMatmul, num_rows: int) -> str:
 
 
 def run_over_what_there_is(transport: str, num_bytes: int, *, measures_in: Path | None = None) -> list[str]:
-    """Over which transport passes of three sizes run, with rates that are measured if there is a cache folder for them."""
+    """Over which transport passes of three sizes run, measured rates choosing if they have a cache folder."""
     config = OverlapConfig(policy="full", method="direct", chunks=1, transport=transport)
     matmul = CollectiveMatmul(build_mesh(MeshShape(tp=2)), config)
     with pytest.MonkeyPatch.context() as patch, limited(num_bytes):
