@@ -1,0 +1,60 @@
+"""A continuous batch over the model of a directory, on every rank of a mesh."""
+
+from pathlib import Path
+
+import torch
+
+from plait.comm.agree import together
+from plait.comm.mesh import Mesh
+from plait.config.overlap import OverlapConfig, Policy
+from plait.generate.batch import ContinuousBatch, Limits
+from plait.generate.masks import derive_mask_form
+from plait.generate.sampling import build_vocab_shard
+from plait.generate.source import Source, open_source
+from plait.generate.views import Views, share_tensors
+from plait.hf.directory.skeleton import build_skeleton
+from plait.hf.load import load_pretrained
+from plait.hf.parallelize import parallelize
+
+
+def open_batch(
+    path: str | Path,
+    mesh: Mesh,
+    *,
+    dtype: torch.dtype | None = None,
+    overlap: OverlapConfig | Policy = "disabled",
+    limits: Limits | None = None,
+) -> ContinuousBatch:
+    """Load a model and make it ready to generate; every rank of the mesh calls it.
+
+    Raises:
+        ConfigError: on every rank: a directory, architecture or degree that cannot be used.
+        CheckpointError: on every rank: weights that cannot be read.
+    """
+    with together(mesh):
+        source = open_source(path)
+    views = load_views(source.folder, mesh, dtype=dtype, overlap=overlap)
+    return build_batch(source, views, mesh, limits)
+
+
+def load_views(
+    folder: Path, mesh: Mesh, *, dtype: torch.dtype | None = None, overlap: OverlapConfig | Policy = "disabled"
+) -> Views:
+    """The model of a directory, in the view that reads prompts and in the one that decodes."""
+    reading = load_pretrained(folder, mesh, dtype=dtype, overlap=overlap)
+    decoding = reading
+    if mesh.tp.degree > 1:
+        skeleton = build_skeleton(folder, dtype=dtype)
+        decoding = parallelize(skeleton, mesh, overlap="disabled", sequence_parallel=False).eval()
+        share_tensors(reading, decoding)
+    parameter = next(reading.parameters())
+    mask_form = derive_mask_form(reading.config.get_text_config())
+    return Views(reading, decoding, mask_form, parameter.device, parameter.dtype)
+
+
+def build_batch(source: Source, views: Views, mesh: Mesh, limits: Limits | None = None) -> ContinuousBatch:
+    """A batch of a model that is loaded."""
+    shard = build_vocab_shard(mesh, source.capacity.vocab_size)
+    return ContinuousBatch(
+        views, shard, source.decode, capacity=source.capacity, eos_ids=source.eos_ids, limits=limits
+    )
