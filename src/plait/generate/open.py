@@ -14,7 +14,10 @@ from plait.generate.source import Source, open_source
 from plait.generate.views import Views, share_tensors
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.load import load_pretrained
+from plait.hf.packed import is_transposed, take_apart
 from plait.hf.parallelize import parallelize
+from plait.hf.plan import plan_for
+from plait.parallel import match
 
 
 def open_batch(
@@ -55,6 +58,22 @@ def load_views(
 def build_batch(source: Source, views: Views, mesh: Mesh, limits: Limits | None = None) -> ContinuousBatch:
     """A batch of a model that is loaded."""
     shard = build_vocab_shard(mesh, source.capacity.vocab_size)
-    return ContinuousBatch(
-        views, shard, source.decode, capacity=source.capacity, eos_ids=source.eos_ids, limits=limits
-    )
+    return ContinuousBatch(views, shard, source.decode, capacity=source.capacity, eos_ids=source.eos_ids, limits=limits)
+
+
+def check_degree(path: str | Path, tp: int) -> None:
+    """Refuse a model that has no plan, or cannot be cut over `tp` ranks; needs no process group and reads no weights.
+
+    Raises:
+        ConfigError: why not.
+    """
+    model = build_skeleton(Path(path))
+    if tp == 1:
+        return
+    plan = plan_for(model)
+    for name, module in list(model.named_modules()):
+        if name in plan.parts or is_transposed(module):
+            above, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(above), leaf, take_apart(name, module, plan.parts.get(name, ()))[0])
+    roles = plan.build_plan(sequence_parallel=True)
+    match.derive_ownership(model, match.match_roles(model, roles), tp, roles)

@@ -7,6 +7,9 @@ from typing import Any, Literal, Self
 
 from plait.errors import ConfigError, describe_nearest
 
+_LEAST_TEMPERATURE = 1e-6
+"""Logits divided by less have no room for noise in a float64; nobody can tell the result from that of 0."""
+
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -41,7 +44,12 @@ class SamplingConfig:
 
     def _list_problems(self) -> list[str]:
         return [
-            _check_number("temperature", self.temperature, "at least 0", lambda value: value >= 0),
+            _check_number(
+                "temperature",
+                self.temperature,
+                f"0 or at least {_LEAST_TEMPERATURE}",
+                lambda value: value == 0 or value >= _LEAST_TEMPERATURE,
+            ),
             _check_integer("top_k", self.top_k, "at least 0", 0),
             _check_number("top_p", self.top_p, "more than 0 and at most 1", lambda value: 0 < value <= 1),
             _check_integer("seed", self.seed, "an integer", None),
