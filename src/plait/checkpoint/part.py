@@ -80,7 +80,7 @@ def load_part(folder: Path, index: Index, tensors: Tensors, rank: int) -> None:
     for name, owned in tensors.items():
         own = owned.ownership.intervals(rank)
         for piece in index.tensors[name].pieces:
-            _copy_overlap(reader, name, piece, own, owned.tensor)
+            copy_overlap(reader, name, piece, own, owned.tensor)
 
 
 def _check_fits(folder: Path, index: Index, tensors: Tensors) -> None:
@@ -103,7 +103,7 @@ def _check_fits(folder: Path, index: Index, tensors: Tensors) -> None:
         )
 
 
-def _copy_overlap(reader: PieceReader, name: str, piece: Piece, own: tuple[Interval, ...], target: Tensor) -> None:
+def copy_overlap(reader: PieceReader, name: str, piece: Piece, own: tuple[Interval, ...], target: Tensor) -> None:
     """Copy into `target`, which holds `own`, the elements of it that are in `piece`."""
     overlap = tuple(map(Interval.intersect, own, piece.intervals))
     if not all(map(len, overlap)):

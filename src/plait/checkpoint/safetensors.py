@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from plait.checkpoint.spec import DTYPES, TensorSpec
 from plait.errors import CheckpointError
 from plait.sharding import Interval
 
@@ -67,6 +68,22 @@ class PieceReader:
             differing = [n for n in shapes.keys() - set(absent) if handle.get_slice(n).get_shape() != shapes[n]]
         if absent or differing:
             raise CheckpointError(f"{path}: does not hold what the index says: {', '.join([*absent, *differing][:5])}")
+
+    def list_tensors(self, file: str) -> dict[str, TensorSpec]:
+        """Every tensor of `file`, in its order.
+
+        Raises:
+            CheckpointError: it cannot be read, is truncated, or holds a dtype that torch does not know.
+        """
+        path = self._folder / file
+        with _reporting(path):
+            handle = self._handle(file)
+            slices = {name: handle.get_slice(name) for name in handle.offset_keys()}
+            kinds = {name: (piece.get_dtype(), tuple(piece.get_shape())) for name, piece in slices.items()}
+        unknown = sorted({kind for kind, _ in kinds.values()} - DTYPES.keys())
+        if unknown:
+            raise CheckpointError(f"{path}: holds tensors of {', '.join(unknown)}, which is not supported")
+        return {name: TensorSpec(DTYPES[kind], shape) for name, (kind, shape) in kinds.items()}
 
     def read(self, file: str, name: str, intervals: tuple[Interval, ...]) -> Tensor:
         """Read one interval per dim, counted from the start of the piece."""

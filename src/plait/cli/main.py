@@ -15,13 +15,24 @@ from plait.errors import ConfigError, PlaitError, VerificationError, describe_ne
 
 _SUMMARIES = {
     "bench": "Measure on this machine, against the limit",
+    "convert": "Hugging Face directories to checkpoints and back",
     "explain": "What each rank holds, computes and sends",
+    "generate": "Continue prompts with a Hugging Face model",
     "models": "List the models known by name",
     "plan": "Predict time and memory of every plan, and rank them",
+    "serve": "Answer HTTP requests in OpenAI's forms",
     "train": "Train a model, or resume its training",
     "verify": "Compare a sharded model with the unsharded one",
 }
 """The commands, each the `command` of `plait.cli.NAME`; their help is here so that `--help` imports none of them."""
+
+_EXTRAS = {
+    **dict.fromkeys(("torch", "numpy", "safetensors", "tokenizers"), "torch"),
+    "transformers": "hf",
+    "peft": "lora",
+    **dict.fromkeys(("prometheus_client", "starlette", "uvicorn"), "serve"),
+}
+"""By module, with which extra it is installed."""
 
 
 class LazyGroup(click.Group):
@@ -38,10 +49,10 @@ class LazyGroup(click.Group):
         try:
             command: click.Command = import_module(f"plait.cli.{cmd_name}").command
         except ModuleNotFoundError as error:
-            if error.name not in ("torch", "numpy", "safetensors", "tokenizers"):
+            if error.name not in _EXTRAS:
                 raise
             message = f"plait {cmd_name} needs {error.name}, which is not installed"
-            raise ConfigError(message, hint="pip install 'plait[torch]'") from error
+            raise ConfigError(message, hint=f"pip install 'plait[{_EXTRAS[error.name]}]'") from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

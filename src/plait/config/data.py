@@ -7,6 +7,9 @@ from pydantic import BeforeValidator, Field
 
 from plait.config.section import Problem, Section
 
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+"""What tokenizers call the token that ends a document, the most usual one first."""
+
 
 def _wrap_single(value: Any) -> Any:
     """`paths = "corpus.txt"` means a list of one."""

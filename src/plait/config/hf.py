@@ -27,7 +27,7 @@ def load_hf_fields(path: Path) -> dict[str, Any]:
         ConfigError: not readable, of an unsupported `model_type`, or with a feature our models do not have.
     """
     file = path / "config.json" if path.is_dir() else path
-    source = _load_json(file)
+    source = load_hf_json(file)
     convert = _CONVERTERS.get(str(source.get("model_type")))
     if convert is None:
         model_type = json.dumps(source.get("model_type"))
@@ -42,7 +42,12 @@ def load_hf_fields(path: Path) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _load_json(file: Path) -> dict[str, Any]:
+def load_hf_json(file: Path) -> dict[str, Any]:
+    """What a `config.json` says.
+
+    Raises:
+        ConfigError: it cannot be read, or is no JSON object.
+    """
     try:
         source = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -3,16 +3,18 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from plait.config.checkpoint import TOKENIZER, CheckpointModel, derive_checkpoint_fields
 from plait.config.data import DataConfig
 from plait.config.model import FAMILIES, Llama3RopeScaling
 from plait.config.overlap import SHORTHAND, OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
-from plait.config.run import RunConfig, list_conflicts
+from plait.config.run import AnyRun, FineTuneConfig, RunConfig, list_conflicts
 from plait.config.section import Problem, Section, list_problems
 from plait.config.source import derive_model_fields, load_source
 from plait.config.toml import expand_shorthands, load_overrides, merge_trees
@@ -27,6 +29,8 @@ _SECTIONS: dict[str, type[Section]] = {
     "train": TrainConfig,
 }
 
+_MODELS: dict[str, type[Section]] = {**FAMILIES, "hf": CheckpointModel}
+
 _SHORTHANDS = {"overlap": SHORTHAND}
 """Sections that may be written as one plain value, and the key that it stands for."""
 
@@ -40,23 +44,64 @@ def load_run_config(source: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: every problem at once, those of the file and of the overrides together.
     """
+    tree, over, problems = _load_tree(source, overrides)
+    if "path" in _get_table(tree, "model"):
+        hint = "model.preset=DIR takes the shape of a Hugging Face model, without its weights"
+        problems.append(Problem("model.path", "only `plait train` trains a Hugging Face directory further", hint))
+        raise _build_error(source, tree, over, problems)
+    config = _build_checked(RunConfig, source, tree, over, problems)
+    assert isinstance(config, RunConfig)
+    return config
+
+
+def load_training_config(source: str, overrides: Sequence[str] = ()) -> RunConfig | FineTuneConfig:
+    """As `load_run_config`, where `[model] path` may be a Hugging Face directory, whose weights are trained further.
+
+    Text is then turned into tokens by the tokenizer of that directory unless `data.tokenizer` is given.
+
+    Raises:
+        ConfigError: every problem at once, those of the file and of the overrides together.
+    """
+    tree, over, problems = _load_tree(source, overrides)
+    kind = FineTuneConfig if "path" in _get_table(tree, "model") else RunConfig
+    config = _build_checked(kind, source, tree, over, problems)
+    assert isinstance(config, RunConfig | FineTuneConfig)
+    return config
+
+
+def _load_tree(source: str, overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], list[Problem]]:
+    """Everything that was given, and of that the overrides."""
     over, problems = load_overrides(overrides, _SHORTHANDS)
     tree = expand_shorthands(load_source(source), _SHORTHANDS)
-    if "preset" in _get_table(over, "model"):
+    if not {"preset", "path"}.isdisjoint(_get_table(over, "model")):
         tree.pop("model", None)
-    tree = merge_trees(tree, over)
-    config, found = _build_run_config(tree)
+    return merge_trees(tree, over), over, problems
+
+
+def _build_checked(
+    kind: type[AnyRun], source: str, tree: dict[str, Any], over: Mapping[str, Any], problems: list[Problem]
+) -> AnyRun:
+    config, found = _build_run_config(kind, _add_tokenizer(tree))
     problems += found
     if config is None or problems:
         raise _build_error(source, tree, over, problems)
     return config
 
 
-def _build_run_config(tree: Mapping[str, Any]) -> tuple[RunConfig | None, list[Problem]]:
+def _add_tokenizer(tree: dict[str, Any]) -> dict[str, Any]:
+    """Text for a Hugging Face directory is turned into tokens by its own tokenizer."""
+    path, data = _get_table(tree, "model").get("path"), _get_table(tree, "data")
+    if not isinstance(path, str) or not data or "tokenizer" in data or data.get("kind") == "tokens":
+        return tree
+    return {**tree, "data": {**data, "tokenizer": str(Path(path) / TOKENIZER)}}
+
+
+def _build_run_config(kind: type[AnyRun], tree: Mapping[str, Any]) -> tuple[AnyRun | None, list[Problem]]:
     resolved = dict(tree)
     problems: list[Problem] = []
     if isinstance(tree.get("model", {}), Mapping):
-        model = derive_model_fields(_get_table(tree, "model"))
+        table = _get_table(tree, "model")
+        model = derive_checkpoint_fields(table) if kind is FineTuneConfig else derive_model_fields(table)
         if isinstance(model, Problem):
             problems.append(model)
             resolved.pop("model", None)
@@ -65,7 +110,7 @@ def _build_run_config(tree: Mapping[str, Any]) -> tuple[RunConfig | None, list[P
     resolved, unknown = _drop_unknown_keys(resolved)
     problems += unknown
     try:
-        return RunConfig.model_validate(resolved), problems
+        return kind.model_validate(resolved), problems
     except ValidationError as error:
         problems += [problem for problem in list_problems(error) if problem != Problem("model", "is required")]
     conflicts = list_conflicts(_build_valid_sections(resolved))
@@ -76,8 +121,8 @@ def _drop_unknown_keys(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Pr
     """Leave only what a config has, so that a misspelt key does not hide other problems of its section."""
     kinds: dict[str, type[Section]] = {"": RunConfig, **_SECTIONS}
     family = _get_table(tree, "model").get("family")
-    if family in FAMILIES:
-        kinds |= {"model": FAMILIES[family], "model.rope_scaling": Llama3RopeScaling}
+    if family in _MODELS:
+        kinds |= {"model": _MODELS[family], "model.rope_scaling": Llama3RopeScaling}
 
     def clean(table: Mapping[str, Any], section: str) -> dict[str, Any]:
         kept: dict[str, Any] = {}
@@ -105,7 +150,7 @@ def _build_valid_sections(tree: Mapping[str, Any]) -> dict[str, Section]:
     """The sections that can be built, to be compared with each other although another one cannot."""
     kinds = dict(_SECTIONS)
     if "family" in _get_table(tree, "model"):
-        kinds["model"] = FAMILIES[tree["model"]["family"]]
+        kinds["model"] = _MODELS[tree["model"]["family"]]
     sections: dict[str, Section] = {}
     for name, kind in kinds.items():
         with suppress(ValidationError):

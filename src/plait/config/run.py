@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from plait.config.checkpoint import CheckpointModel
 from plait.config.data import DataConfig
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.config.overlap import OverlapConfig
@@ -15,16 +16,18 @@ from plait.config.train import TrainConfig
 from plait.errors import ShardingError
 from plait.sharding import Columns, Cut, QueryHeads
 
+AnyModel = LlamaConfig | GptConfig | CheckpointModel
 
-class RunConfig(Section):
-    """Everything that decides what a run computes."""
+
+class AnyRun(Section):
+    """Everything that decides what a run computes, whatever its model is."""
 
     name: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     seed: Annotated[int, Field(ge=0)] = 0
     """Key of initialisation, dropout and data order."""
     out_dir: str = "runs"
     """Folder of all runs; this one writes to `out_dir/name`."""
-    model: ModelConfig
+    model: Any
     parallel: ParallelConfig = ParallelConfig()
     overlap: OverlapConfig = OverlapConfig()
     precision: PrecisionConfig = PrecisionConfig()
@@ -34,7 +37,8 @@ class RunConfig(Section):
     @property
     def seq_len(self) -> int:
         """Tokens of one training sequence."""
-        return self.train.seq_len or self.model.max_seq_len
+        seq_len: int = self.train.seq_len or self.model.max_seq_len
+        return seq_len
 
     @property
     def tokens_per_micro_batch(self) -> int:
@@ -51,6 +55,18 @@ class RunConfig(Section):
         yield from list_conflicts(dict(self))
 
 
+class RunConfig(AnyRun):
+    """A run of a model of our own, trained from the start."""
+
+    model: ModelConfig
+
+
+class FineTuneConfig(AnyRun):
+    """A run that trains a Hugging Face directory further."""
+
+    model: CheckpointModel
+
+
 def list_conflicts(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """Problems between the sections that are there, so that those of valid ones show beside an invalid one."""
     for names, rule in _RULES.items():
@@ -58,17 +74,16 @@ def list_conflicts(sections: Mapping[str, Any]) -> Iterator[Problem]:
             yield from rule(*(sections[name] for name in names))
 
 
-def _list_degree_conflicts(model: LlamaConfig | GptConfig, parallel: ParallelConfig) -> Iterator[Problem]:
+def _list_degree_conflicts(model: AnyModel, parallel: ParallelConfig) -> Iterator[Problem]:
     """Every rank must hold a part of every layer."""
     heads = QueryHeads(model.num_heads, model.num_kv_heads, model.head_width)
     query = model.num_heads * model.head_width
-    most = min(model.num_heads, model.mlp_width, model.vocab_size)
-    cuts: tuple[tuple[str, int, Cut], ...] = (
-        ("layers.*.attention.wq [N*H, D]", query, heads),
-        ("layers.*.mlp.w_up [F, D]", model.mlp_width, Columns()),
-        ("embedding and head [V, D]", model.vocab_size, Columns()),
-    )
-    for what, size, cut in cuts:
+    cuts: dict[str, tuple[int, Cut]] = {"layers.*.attention.wq [N*H, D]": (query, heads)}
+    if model.mlp_width is not None:
+        cuts["layers.*.mlp.w_up [F, D]"] = (model.mlp_width, Columns())
+    cuts["embedding and head [V, D]"] = (model.vocab_size, Columns())
+    most = min(model.num_heads, model.mlp_width or model.num_heads, model.vocab_size)
+    for what, (size, cut) in cuts.items():
         try:
             cut.build_split(size, parallel.tp)
         except ShardingError as error:
@@ -81,15 +96,13 @@ def _list_schedule_conflicts(train: TrainConfig) -> Iterator[Problem]:
         yield Problem("train.warmup_steps", f"is more than train.steps = {train.steps}")
 
 
-def _list_length_conflicts(model: LlamaConfig | GptConfig, train: TrainConfig) -> Iterator[Problem]:
+def _list_length_conflicts(model: AnyModel, train: TrainConfig) -> Iterator[Problem]:
     """Positions beyond the model's are not defined."""
     if train.seq_len is not None and train.seq_len > model.max_seq_len:
         yield Problem("train.seq_len", f"is more than model.max_seq_len = {model.max_seq_len}")
 
 
-def _list_token_conflicts(
-    model: LlamaConfig | GptConfig, parallel: ParallelConfig, train: TrainConfig
-) -> Iterator[Problem]:
+def _list_token_conflicts(model: AnyModel, parallel: ParallelConfig, train: TrainConfig) -> Iterator[Problem]:
     """Under sequence parallelism every rank must hold a token."""
     tokens = train.micro_batch_size * (train.seq_len or model.max_seq_len)
     if parallel.sequence_parallel and tokens < parallel.tp:
@@ -101,7 +114,7 @@ def _list_token_conflicts(
 
 
 def _list_chunk_conflicts(
-    model: LlamaConfig | GptConfig, parallel: ParallelConfig, overlap: OverlapConfig, train: TrainConfig
+    model: AnyModel, parallel: ParallelConfig, overlap: OverlapConfig, train: TrainConfig
 ) -> Iterator[Problem]:
     """A piece has at least one token."""
     tokens = train.micro_batch_size * (train.seq_len or model.max_seq_len)
