@@ -20,7 +20,11 @@ KEY = "secret-key"
 
 def continue_text(prompt: str, num_tokens: int) -> str:
     """What the stand-in answers: letters that depend on all of the prompt."""
-    return "".join(chr(97 + (sum(prompt.encode()) + i * (len(prompt) + 1)) % 26) for i in range(num_tokens))
+    return "".join(_letter(prompt.encode(), index) for index in range(num_tokens))
+
+
+def _letter(prompt: bytes, index: int) -> str:
+    return chr(97 + (sum(prompt) + index * (len(prompt) + 1)) % 26)
 
 
 class ByteTokenizer:
@@ -82,7 +86,7 @@ class StandInBatch:
         return Event(request_id, None, "", "cancelled", len(request.prompt) if request else 0, num_new)
 
     def _bring_forward(self, request: Request, num_done: int) -> Event:
-        letter = continue_text(bytes(request.prompt).decode(), num_done + 1)[-1]
+        letter = _letter(bytes(request.prompt), num_done)
         is_stopped = letter in request.sampling.stop
         is_last = num_done + 1 == request.sampling.max_new_tokens
         self.running[request.id] = (request, num_done + 1)

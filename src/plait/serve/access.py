@@ -2,7 +2,6 @@
 
 import time
 import uuid
-from typing import Any
 
 import click
 from starlette.datastructures import MutableHeaders
@@ -55,7 +54,7 @@ def _name_path(path: str) -> str:
     return next((known for known in _PATHS if path == known or path.startswith(f"{known}/")), "other")
 
 
-def _log(scope: dict[str, Any], status: int, took_s: float) -> None:
+def _log(scope: Scope, status: int, took_s: float) -> None:
     usage = scope.get("usage")
     tokens = "" if usage is None else f" {usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
     path = ascii(scope["path"])[1:-1]

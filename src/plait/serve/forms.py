@@ -59,7 +59,7 @@ def _list_prompts(prompt: object) -> object:
         for each in listed
     )
     if not is_right:
-        raise ValueError("a prompt is a string, or a list of token ids, or a list of such")
+        raise ValueError("a prompt is a string, or a list of token ids, or a list of either")
     return listed
 
 
@@ -119,6 +119,16 @@ class GenerationForm(_Form):
     def num_choices(self) -> int:
         """Of each prompt."""
         return self.n or 1
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """None for all that the context has room for."""
+        return self.max_tokens
+
+    @property
+    def has_log_probs(self) -> bool:
+        """Whether they are asked for."""
+        raise NotImplementedError
 
     @property
     def includes_usage(self) -> bool:

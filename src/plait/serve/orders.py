@@ -20,7 +20,7 @@ def build_requests(
         Refusal: a prompt that the model does not take, or that leaves too little room.
     """
     seed = secrets.randbits(62) if form.seed is None else form.seed
-    requests = []
+    requests: list[Request] = []
     for prompt in prompts:
         num_new = _count_new_tokens(form.max_new_tokens, len(prompt), capacity.max_context, param)
         for choice in range(form.num_choices):

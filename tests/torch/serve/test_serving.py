@@ -36,6 +36,11 @@ def open_client(server: RunningServer, key: str = KEY) -> OpenAI:
     return OpenAI(base_url=server.api, api_key=key, max_retries=0, timeout=PATIENCE_S)
 
 
+def address_of(server: RunningServer) -> tuple[str, int]:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
 def wait_for(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
@@ -215,12 +220,12 @@ def test_a_client_that_does_not_wait_for_a_whole_answer_frees_its_place_too() ->
 
 def test_a_client_that_reads_nothing_keeps_nobody_waiting() -> None:
     """Its connection is full after some chunks; the batch goes on, and others are answered."""
-    batch = StandInBatch(max_requests=2, capacity=Capacity(256, 60_000))
+    batch = StandInBatch(max_requests=2, capacity=Capacity(256, 40_000))
     with run_server(batch) as server, open_client(server) as client:
-        body = json.dumps({"model": MODEL, "prompt": "long", "max_tokens": 50_000, "stream": True}).encode()
-        address = server.url.removeprefix("http://").split(":")
-        with socket.create_connection((address[0], int(address[1])), timeout=PATIENCE_S) as silent:
+        body = json.dumps({"model": MODEL, "prompt": "long", "max_tokens": 30_000, "stream": True}).encode()
+        with socket.socket() as silent:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.connect(address_of(server))
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
             head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
             silent.sendall(head.encode() + body)
@@ -266,9 +271,8 @@ def test_what_is_under_way_finishes_after_a_stop_and_nothing_new_comes_in() -> N
 
 
 def is_listening(server: RunningServer) -> bool:
-    address = server.url.removeprefix("http://").split(":")
     try:
-        socket.create_connection((address[0], int(address[1])), timeout=PATIENCE_S).close()
+        socket.create_connection(address_of(server), timeout=PATIENCE_S).close()
     except OSError:
         return False
     return True
@@ -345,13 +349,12 @@ def test_models_are_listed(client: OpenAI) -> None:
 
 
 def test_garbage_on_the_wire_harms_nobody(server: RunningServer, client: OpenAI) -> None:
-    address = server.url.removeprefix("http://").split(":")
     for garbage in (
         b"\x16\x03\x01\x02\x00",
         b"GET\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nContent-Length: x\r\n\r\n",
     ):
-        with socket.create_connection((address[0], int(address[1])), timeout=PATIENCE_S) as connection:
+        with socket.create_connection(address_of(server), timeout=PATIENCE_S) as connection:
             connection.sendall(garbage)
             connection.shutdown(socket.SHUT_WR)
             connection.recv(4096)
