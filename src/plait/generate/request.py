@@ -13,6 +13,25 @@ _LEAST_TEMPERATURE = 1e-6
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_number(name: str, value: object, wanted: str, is_right: Any) -> str:
+    is_number = isinstance(value, float) or _is_integer(value)
+    return "" if is_number and isfinite(value) and is_right(value) else f"{name} {value!r} is not {wanted}"  # type: ignore[arg-type]
+
+
+def _check_integer(name: str, value: object, wanted: str, least: int | None) -> str:
+    is_right = _is_integer(value) and (least is None or value >= least)  # type: ignore[operator]
+    return "" if is_right else f"{name} {value!r} is not {wanted if least is None else f'an integer of {wanted}'}"
+
+
+def _check_stop(stop: object) -> str:
+    is_right = isinstance(stop, tuple) and all(isinstance(text, str) and text for text in stop)
+    return "" if is_right else f"stop {stop!r} is not a list of texts that are not empty"
+
+
 @dataclass(frozen=True)
 class SamplingConfig:
     """How tokens are drawn, and when to stop.
@@ -144,22 +163,3 @@ class Capacity:
                 f"context of {self.max_context} tokens",
                 hint=f"shorten the prompt to at most {self.max_context - 1} tokens",
             )
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _check_number(name: str, value: object, wanted: str, is_right: Any) -> str:
-    is_number = isinstance(value, float) or _is_integer(value)
-    return "" if is_number and isfinite(value) and is_right(value) else f"{name} {value!r} is not {wanted}"  # type: ignore[arg-type]
-
-
-def _check_integer(name: str, value: object, wanted: str, least: int | None) -> str:
-    is_right = _is_integer(value) and (least is None or value >= least)  # type: ignore[operator]
-    return "" if is_right else f"{name} {value!r} is not {wanted if least is None else f'an integer of {wanted}'}"
-
-
-def _check_stop(stop: object) -> str:
-    is_right = isinstance(stop, tuple) and all(isinstance(text, str) and text for text in stop)
-    return "" if is_right else f"stop {stop!r} is not a list of texts that are not empty"
