@@ -113,10 +113,10 @@ def list_tokens(events: Sequence[Event]) -> list[int]:
 
 def generate_greedily(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
     """What transformers generates, each prompt alone, without padding and without an end."""
+    model.generation_config.eos_token_id = None  # type: ignore[union-attr]
     ids = torch.tensor([prompt])
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, eos_token_id=-1, pad_token_id=0
-    )  # type: ignore[operator]
+    settings = {"do_sample": False, "max_new_tokens": count, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)  # type: ignore[operator]
     return out[0, len(prompt) :].tolist()
 
 

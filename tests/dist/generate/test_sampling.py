@@ -63,7 +63,7 @@ def test_every_rank_draws_what_one_rank_draws_from_whole_logits(ranks, tp, vocab
 def run_counting(*, tp: int, vocab: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     mesh = build_mesh(MeshShape(tp=tp))
     shard = build_vocab_shard(mesh, vocab)
-    logits = build_logits(vocab, 0, is_tied=False)[:, shard.own.start : shard.own.stop]
+    logits = 4 * build_logits(vocab, 0, is_tied=False)[:, shard.own.start : shard.own.stop]
     moved = []
     for settings in (SETTINGS[:2], SETTINGS[:5]):
         draws = [Draw(sampling, 0) for sampling in settings]
@@ -74,7 +74,7 @@ def run_counting(*, tp: int, vocab: int) -> tuple[list[tuple[int, ...]], list[tu
 
 
 def test_what_moves_is_seven_numbers_a_row_and_some_candidates(ranks):
-    """The vocabulary of 20,000 never does."""
+    """The vocabulary of 20,000 never does. Logits are peaked as those of a language model are."""
     for unfiltered, filtered in ranks(2).call(run_counting, tp=2, vocab=20_000):
         assert unfiltered == [(2 * 2, 7)]
         assert filtered[0] == (2 * 5, 7)
