@@ -13,9 +13,10 @@ from plait.comm.environment import Launch, check_world_size, detect_launch
 from plait.comm.group import own_device
 from plait.comm.launch import LocalRanks, init_from_environment
 from plait.comm.mesh import build_mesh
-from plait.config.load import load_run_config
-from plait.config.run import RunConfig
+from plait.config.load import load_training_config
+from plait.config.run import FineTuneConfig, RunConfig
 from plait.errors import PlaitError
+from plait.train.build import check_model
 from plait.train.corpus.tokenize import check_data
 from plait.train.loop import Summary, train
 from plait.train.stop import StopRequest
@@ -27,9 +28,9 @@ from plait.train.stop import StopRequest
 def command(config: str, overrides: Sequence[str]) -> None:
     """Train the model of CONFIG, or go on from the newest checkpoint of its run.
 
-    CONFIG is a TOML file. Under torchrun or Slurm this process is one rank; alone it starts parallel.dp * parallel.tp
-    ranks on this machine. Ctrl-C finishes the step, saves it and ends. Progress goes to stderr; where the checkpoint
-    and the metrics are, to stdout as JSON.
+    CONFIG is a TOML file; model.path=DIR trains the weights of a Hugging Face directory further. Under torchrun or
+    Slurm this process is one rank; alone it starts parallel.dp * parallel.tp ranks on this machine. Ctrl-C finishes the
+    step, saves it and ends. Progress goes to stderr; where the checkpoint and the metrics are, to stdout as JSON.
     """
     launch = detect_launch(os.environ)
     run = _check(launch, config, overrides)
@@ -42,12 +43,13 @@ def command(config: str, overrides: Sequence[str]) -> None:
         click.echo(json.dumps(summary.to_json(), indent=2))
 
 
-def _check(launch: Launch, config: str, overrides: Sequence[str]) -> RunConfig:
+def _check(launch: Launch, config: str, overrides: Sequence[str]) -> RunConfig | FineTuneConfig:
     """Check all that each rank can check alone, before any waits for another; one rank of a host reports."""
     try:
-        run = load_run_config(config, overrides)
+        run = load_training_config(config, overrides)
         check_world_size(launch, run.parallel.mesh_shape)
         check_data(run)
+        check_model(run)
     except PlaitError:
         if launch.local_rank == 0:
             raise
@@ -55,7 +57,7 @@ def _check(launch: Launch, config: str, overrides: Sequence[str]) -> RunConfig:
     return run
 
 
-def _start_local(run: RunConfig) -> Summary:
+def _start_local(run: RunConfig | FineTuneConfig) -> Summary:
     world_size = run.parallel.mesh_shape.world_size
     if world_size == 1:
         return train_rank(run)
@@ -64,7 +66,7 @@ def _start_local(run: RunConfig) -> Summary:
     return summary
 
 
-def train_rank(run: RunConfig) -> Summary:
+def train_rank(run: RunConfig | FineTuneConfig) -> Summary:
     """Train on this rank of the world."""
     reduce_dtype = getattr(torch, run.precision.reduce_dtype)
     return train(run, build_mesh(run.parallel.mesh_shape, device=own_device(), reduce_dtype=reduce_dtype))

@@ -81,7 +81,7 @@ def _read_fields(path: str, source: Mapping[str, Any]) -> dict[str, Any] | Probl
     if wrong:
         key, value = next(iter(wrong.items()))
         return Problem("model.path", f"its config.json has {key} = {value!r}")
-    head_width = source.get("head_dim") or max(1, found["width"] // found["num_heads"])
+    head_width = source.get("head_dim") or max(1, int(found["width"] or 0) // int(found["num_heads"] or 1))
     fields = {"family": "hf", "path": path, "head_width": head_width, **found}
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -8,7 +8,7 @@ from typing import Self
 
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun
 from plait.errors import ConfigError
 from plait.overlap.receipt import Receipt, build_receipt_table
 from plait.train.metrics import MetricsFile, Rates, Record
@@ -31,7 +31,9 @@ class Done:
 class RunLog:
     """Metrics, progress and the receipt; only the first rank has any, and every rank may call."""
 
-    def __init__(self, run: RunConfig, mesh: Mesh, first_step: int, receipt: Receipt | None = None) -> None:
+    def __init__(
+        self, run: AnyRun, mesh: Mesh, first_step: int, step_flops: int, receipt: Receipt | None = None
+    ) -> None:
         folder = Path(run.out_dir) / run.name
         self.metrics_path = folder / "metrics.jsonl"
         self.receipt_path = None if receipt is None else folder / "receipt.json"
@@ -39,7 +41,7 @@ class RunLog:
         self._run, self._mesh, self._first_step = run, mesh, first_step
         self._is_writer = mesh.rank == 0
         self._has_written = False
-        self._rates = Rates.build(run, mesh.device)
+        self._rates = Rates.build(run, step_flops, mesh.device)
 
     def __enter__(self) -> Self:
         run, step = self._run, self._first_step

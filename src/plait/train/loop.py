@@ -6,22 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
-from plait.config.run import RunConfig
-from plait.contract.model import derive_plan
-from plait.models.init import initialize
-from plait.models.registry import build_model
+from plait.config.run import FineTuneConfig, RunConfig
 from plait.overlap.receipt import Receipt, build_empty_receipt, check_strict
-from plait.parallel.apply import parallelize, receipt_of
-from plait.parallel.dropout import seed_dropout
+from plait.parallel.apply import receipt_of
+from plait.train.build import build_trainer
 from plait.train.claim import claim_folder
 from plait.train.corpus.tokenize import prepare_tokens
 from plait.train.corpus.windows import Windows, read_micro_batches
 from plait.train.log import Done, RunLog
-from plait.train.optimizer import AdamW, Gradients
+from plait.train.metrics import count_step_flops
 from plait.train.replicas import check_replicas, check_same_batch, check_same_config
 from plait.train.schedule import derive_learning_rate
 from plait.train.state import Position, derive_identity, find_checkpoint, resume, save
@@ -48,7 +43,7 @@ class Summary:
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
 
 
-def train(run: RunConfig, mesh: Mesh) -> Summary:
+def train(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Summary:
     """Train on every rank of the mesh, from the run's newest checkpoint where there is one, and save the last step.
 
     Raises:
@@ -61,7 +56,7 @@ def train(run: RunConfig, mesh: Mesh) -> Summary:
             windows = Windows(stream, run.seq_len, run.seed)
         trainer = build_trainer(run, mesh)
         with claim_folder(Path(run.out_dir) / run.name, mesh):
-            return _run_and_save(trainer, windows, derive_identity(run, stream), request)
+            return _run_and_save(trainer, windows, derive_identity(trainer, stream), request)
 
 
 def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any], request: StopRequest) -> Summary:
@@ -70,7 +65,7 @@ def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any
     position = resume(trainer, resumed_from, identity) if resumed_from is not None else Position()
     loss = None
     receipt = find_receipt(trainer)
-    with RunLog(run, trainer.mesh, position.step, receipt) as log:
+    with RunLog(run, trainer.mesh, position.step, count_step_flops(run, trainer.model), receipt) as log:
         for done in take_steps(trainer, windows, position, request):
             if run.overlap.strict and receipt is not None:
                 check_strict(receipt)
@@ -82,18 +77,6 @@ def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any
     assert saved is not None, position
     was_stopped = position.step < run.train.steps
     return Summary(position.step, loss, saved, log.metrics_path, log.receipt_path, resumed_from, was_stopped)
-
-
-def build_trainer(run: RunConfig, mesh: Mesh) -> Trainer:
-    """Build this rank's part of the model, initialized, with gradients and optimizer; the whole is never in memory."""
-    plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel)
-    model = parallelize(build_model(run.model, device="meta"), mesh, plan, overlap=run.overlap)
-    model.to_empty(device=mesh.device)
-    initialize(model, run.model, run.seed)
-    seed_dropout(model, run.seed)
-    parameters = dict(model.named_parameters())
-    optimizer = AdamW(parameters, getattr(torch, run.precision.compute), run.train)
-    return Trainer(run, mesh, model, Gradients(parameters), optimizer)
 
 
 def find_receipt(trainer: Trainer) -> Receipt | None:

@@ -4,18 +4,22 @@ import json
 import math
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import nn
 
 from plait.config.parallel import ParallelConfig
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun, FineTuneConfig, RunConfig
 from plait.contract.step import sum_flops
 from plait.contract.training import derive_run_model
 from plait.errors import ConfigError
+from plait.parallel.apply import ownership_of
+from plait.sharding import Ownership
 
 Record = Mapping[str, float | int | None]
 
@@ -55,6 +59,36 @@ def derive_step_flops(run: RunConfig) -> int:
     return micro_batch * run.train.gradient_accumulation * run.parallel.dp
 
 
+def count_step_flops(run: RunConfig | FineTuneConfig, model: nn.Module) -> int:
+    """FLOPs of the GEMMs of one step of all ranks; those of a Hugging Face model are counted by its matrices.
+
+    Each matrix is multiplied once forward and once for the gradient of its input, and once more for its own if it is
+    trained; each token attends to all tokens of its sequence, as in the contract of our models.
+    """
+    if isinstance(run, RunConfig):
+        return derive_step_flops(run)
+    per_token = sum(
+        (6 if param.requires_grad else 4) * prod(ownership.shape) for ownership, param in _list_matrices(model)
+    )
+    shape = run.model
+    attention = 12 * run.seq_len * shape.num_heads * shape.head_width * shape.num_layers
+    return run.tokens_per_step * (per_token + attention)
+
+
+def _list_matrices(model: nn.Module) -> Iterator[tuple[Ownership, nn.Parameter]]:
+    """What tokens are multiplied with, whole; a table that rows are looked up in only if it is the head as well."""
+    ownership = ownership_of(model)
+    multiplied = {
+        param
+        for module in model.modules()
+        if "Embedding" not in type(module).__name__
+        for param in module.parameters(recurse=False)
+    }
+    for name, param in model.named_parameters():
+        if param.dim() == 2 and param in multiplied:
+            yield ownership[name], param
+
+
 @dataclass(frozen=True)
 class Rates:
     """How much a step of a run is: what turns its time into rates."""
@@ -65,9 +99,9 @@ class Rates:
     device: torch.device
 
     @classmethod
-    def build(cls, run: RunConfig, device: torch.device) -> Self:
-        """Read a step of `run` off its contract."""
-        flops_per_rank = derive_step_flops(run) / run.parallel.mesh_shape.world_size
+    def build(cls, run: AnyRun, step_flops: int, device: torch.device) -> Self:
+        """Those of a step of `run`, which is so many FLOPs on all ranks together."""
+        flops_per_rank = step_flops / run.parallel.mesh_shape.world_size
         return cls(run.tokens_per_step, flops_per_rank, find_peak_flops_per_s(device, run.precision.compute), device)
 
     def measure(self, elapsed_s: float) -> Record:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from plait.comm import collectives
 from plait.comm.agree import share
 from plait.comm.mesh import Axis, Mesh
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun
 from plait.errors import ConfigError, ContractError
 from plait.parallel.apply import ownership_of
 from plait.train.corpus.windows import MicroBatch
@@ -19,7 +19,7 @@ _WEIGHT = 0x9E3779B97F4A7C15 - (1 << 64)
 """Odd, so that a change of any one element changes the hash."""
 
 
-def check_same_config(run: RunConfig, mesh: Mesh) -> None:
+def check_same_config(run: AnyRun, mesh: Mesh) -> None:
     """Check that every rank was started with the same config.
 
     Raises:

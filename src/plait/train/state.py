@@ -1,19 +1,26 @@
 """Where a run is, and its way to a checkpoint and back."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
+
+from torch import Tensor
 
 from plait.checkpoint.index import Index
 from plait.checkpoint.names import find_latest, model_name, optimizer_name
 from plait.checkpoint.part import Owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
+from plait.checkpoint.weights import derive_fingerprint
 from plait.comm.agree import share, together
-from plait.config.run import RunConfig
+from plait.config.hf import load_hf_json
+from plait.config.run import AnyRun, FineTuneConfig
 from plait.errors import CheckpointError, ConfigError
+from plait.hf.directory.source import take_part
 from plait.parallel.apply import ownership_of
+from plait.sharding import Ownership
 from plait.train.corpus.tokens import TokenStream
 from plait.train.step import Trainer
 
@@ -25,24 +32,33 @@ class Position:
     step: int = 0
     consumed_sequences: int = 0
 
-    def advance(self, run: RunConfig) -> Self:
+    def advance(self, run: AnyRun) -> Self:
         """The position after one more step."""
         per_step = run.tokens_per_step // run.seq_len
         return replace(self, step=self.step + 1, consumed_sequences=self.consumed_sequences + per_step)
 
 
-def checkpoint_folder(run: RunConfig) -> Path:
+def checkpoint_folder(run: AnyRun) -> Path:
     """Where the run's checkpoints are."""
     return Path(run.out_dir) / run.name / "checkpoints"
 
 
-def derive_identity(run: RunConfig, stream: TokenStream) -> dict[str, Any]:
+def derive_identity(trainer: Trainer, stream: TokenStream) -> dict[str, Any]:
     """What must not change between a checkpoint and the run that resumes from it: the model, and the order of the data.
 
-    Everything else may: the mesh, the batch, the precision, the schedule.
+    Of a directory that is trained further, that is its architecture, and the weights themselves where some of them are
+    not trained: these are in no checkpoint, but read from the directory again. Everything else may change: the mesh,
+    the batch, the precision, the schedule.
     """
+    run = trainer.run
+    model = run.model.model_dump(mode="json", exclude={"path"})
+    is_frozen = any(not param.requires_grad for param in trainer.model.parameters())
+    frozen = {}
+    if isinstance(run, FineTuneConfig) and is_frozen:
+        frozen["model.weights"] = derive_fingerprint(Path(run.model.path))
     return {
-        **{f"model.{key}": value for key, value in run.model.model_dump(mode="json").items()},
+        **{f"model.{key}": value for key, value in model.items()},
+        **frozen,
         "seed": run.seed,
         "train.seq_len": run.seq_len,
         "data": stream.fingerprint(),
@@ -52,11 +68,13 @@ def derive_identity(run: RunConfig, stream: TokenStream) -> dict[str, Any]:
 def save(trainer: Trainer, position: Position, identity: Mapping[str, Any]) -> Path:
     """Save a checkpoint, on every rank, and return its folder."""
     run = trainer.run
-    state = {
+    state: dict[str, Any] = {
         "position": asdict(position),
         "identity": identity,
         "config": run.model_dump(mode="json"),
     }
+    if isinstance(run, FineTuneConfig):
+        state["hf_config"] = load_hf_json(Path(run.model.path) / "config.json")
     return save_checkpoint(
         checkpoint_folder(run),
         position.step,
@@ -102,11 +120,29 @@ def resume(trainer: Trainer, folder: Path, identity: Mapping[str, Any]) -> Posit
 
 
 def list_tensors(trainer: Trainer) -> dict[str, Owned]:
-    """Every tensor of the run by its name in a checkpoint: the float32 masters, and the moments, owned as they are."""
+    """Every tensor of the run by its name in a checkpoint: the float32 masters, and the moments, owned as they are.
+
+    What is not trained is not among them.
+    """
     ownership = ownership_of(trainer.model)
-    tensors = {model_name(fqn): (fqn, master) for fqn, master in trainer.optimizer.masters.items()}
-    tensors |= {optimizer_name(kind, fqn): (fqn, moment) for kind, fqn, moment in trainer.optimizer.moments()}
-    return {name: Owned(replace(ownership[fqn], name=name), tensor.detach()) for name, (fqn, tensor) in tensors.items()}
+    tensors = [(model_name, fqn, master) for fqn, master in trainer.optimizer.masters.items()]
+    tensors += [(partial(optimizer_name, kind), fqn, moment) for kind, fqn, moment in trainer.optimizer.moments()]
+    return {
+        build_name(part): Owned(replace(owned.ownership, name=build_name(part)), owned.tensor)
+        for build_name, fqn, tensor in tensors
+        for part, owned in _list_parts(trainer, ownership[fqn], tensor.detach())
+    }
+
+
+def _list_parts(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Iterator[tuple[str, Owned]]:
+    """What of a tensor has a name of its own in a checkpoint: all of it, or views of its parts."""
+    parts = trainer.parts.get(ownership.name)
+    if parts is None:
+        yield ownership.name, Owned(ownership, tensor)
+        return
+    for fqn, stored in parts:
+        part = take_part(tensor, stored)
+        yield fqn, Owned(Ownership(fqn, tuple(part.shape)), part)
 
 
 def _read_position(folder: Path, index: Index, identity: Mapping[str, Any]) -> Position:

@@ -1,8 +1,8 @@
 """One optimizer step: accumulate, reduce over dp, normalise, clip, update."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from plait.comm import collectives
 from plait.comm.mesh import Mesh
-from plait.config.run import RunConfig
+from plait.config.run import FineTuneConfig, RunConfig
 from plait.errors import PlaitError
+from plait.hf.stored import Stored
 from plait.parallel.dropout import set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
 from plait.parallel.loss import vocab_parallel_cross_entropy
@@ -20,6 +21,22 @@ from plait.train.corpus.windows import MicroBatch
 from plait.train.optimizer import AdamW, Gradients
 
 IGNORE_INDEX = -100
+
+
+ComputeLogits = Callable[[nn.Module, Tensor], Tensor]
+"""Model and tokens `[B, S]` -> this rank's columns of the logits, `[T, V/tp]`."""
+
+
+def compute_native_logits(model: nn.Module, tokens_BS: Tensor) -> Tensor:
+    """Call a model of our own."""
+    logits_TV: Tensor = model(tokens_BS)
+    return logits_TV
+
+
+def compute_hf_logits(model: nn.Module, tokens_BS: Tensor) -> Tensor:
+    """Call a causal language model of transformers: whole sequences, nothing padded, nothing kept for generation."""
+    logits_BSV: Tensor = model(input_ids=tokens_BS, use_cache=False).logits
+    return logits_BSV.flatten(0, 1)
 
 
 class StepResult(NamedTuple):
@@ -36,11 +53,14 @@ class StepResult(NamedTuple):
 class Trainer:
     """A model with its gradients and optimizer on one rank of a mesh."""
 
-    run: RunConfig
+    run: RunConfig | FineTuneConfig
     mesh: Mesh
     model: nn.Module
     gradients: Gradients
     optimizer: AdamW
+    compute_logits: ComputeLogits
+    parts: Mapping[str, Sequence[tuple[str, Stored]]] = field(default_factory=dict)
+    """By FQN, under which names, and as which parts, checkpoints hold a parameter, where that is not as it is."""
 
     def step(self, micro_batches: Iterable[MicroBatch], learning_rate: float, *, stop: bool = False) -> StepResult:
         """Do one step.
@@ -71,7 +91,7 @@ class Trainer:
     def _accumulate(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         targets = batch.targets.to(self.mesh.device, non_blocking=True)
         set_dropout_offset(self.model, batch.first_token)
-        logits = self.model(batch.tokens.to(self.mesh.device, non_blocking=True))
+        logits = self.compute_logits(self.model, batch.tokens.to(self.mesh.device, non_blocking=True))
         loss = vocab_parallel_cross_entropy(
             logits,
             targets,

@@ -11,14 +11,13 @@ from tokenizers import Tokenizer
 
 from plait.comm.agree import share, together
 from plait.comm.mesh import Mesh
-from plait.config.data import DataConfig
-from plait.config.run import RunConfig
+from plait.config.data import END_OF_TEXT, DataConfig
+from plait.config.run import AnyRun
 from plait.errors import ConfigError
 from plait.train.corpus.sources import list_files, read_documents
 from plait.train.corpus.tokens import TokenStream, TokenWriter
 from plait.train.corpus.windows import Windows
 
-_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 _BATCH_CHARACTERS = 4_000_000
 """Text given to the tokenizer at once: enough for all its threads, little enough to hold."""
 _ASK_EVERY_S = 2.0
@@ -54,7 +53,7 @@ def find_end_of_text(tokenizer: Tokenizer, config: DataConfig) -> int:
     Raises:
         ConfigError: the tokenizer has no such token.
     """
-    names = (config.end_of_text,) if config.end_of_text is not None else _END_OF_TEXT
+    names = (config.end_of_text,) if config.end_of_text is not None else END_OF_TEXT
     found = [identifier for name in names if (identifier := tokenizer.token_to_id(name)) is not None]
     if not found:
         raise ConfigError(
@@ -64,7 +63,7 @@ def find_end_of_text(tokenizer: Tokenizer, config: DataConfig) -> int:
     return found[0]
 
 
-def check_data(run: RunConfig) -> None:
+def check_data(run: AnyRun) -> None:
     """Check, without other ranks and before any of them waits, all of the data that can be checked without reading it.
 
     Raises:
@@ -79,7 +78,7 @@ def check_data(run: RunConfig) -> None:
         find_end_of_text(load_tokenizer(run.data, run.model.vocab_size), run.data)
 
 
-def prepare_tokens(run: RunConfig, mesh: Mesh) -> TokenStream:
+def prepare_tokens(run: AnyRun, mesh: Mesh) -> TokenStream:
     """The tokens of the run's data, on every rank of the mesh.
 
     Rank 0 tokenises text that was not tokenised before. That may take longer than a collective may wait, so meanwhile
@@ -107,7 +106,7 @@ def _wait(future: Future[list[Path]]) -> bool:
     return future.done()
 
 
-def build_token_files(run: RunConfig) -> list[Path]:
+def build_token_files(run: AnyRun) -> list[Path]:
     """Token files of the run's data: those the user named, or the one that its text is turned into.
 
     Raises:
@@ -145,7 +144,7 @@ def derive_digest(config: DataConfig, files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _write_tokens(run: RunConfig, files: Sequence[Path], target: Path) -> None:
+def _write_tokens(run: AnyRun, files: Sequence[Path], target: Path) -> None:
     assert run.data is not None, run.name
     tokenizer = load_tokenizer(run.data, run.model.vocab_size)
     end = find_end_of_text(tokenizer, run.data)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun
 from plait.errors import ConfigError
 from plait.train.corpus.shuffle import permute
 from plait.train.corpus.tokens import TokenStream
@@ -51,7 +51,7 @@ class MicroBatch:
     """Global index of its first token in the whole run: the key of its dropout masks."""
 
 
-def read_micro_batches(windows: Windows, run: RunConfig, consumed: int, dp_rank: int) -> Iterator[MicroBatch]:
+def read_micro_batches(windows: Windows, run: AnyRun, consumed: int, dp_rank: int) -> Iterator[MicroBatch]:
     """The micro-batches of one step of `dp_rank`, after `consumed` sequences of the run."""
     size = run.train.micro_batch_size
     for accumulated in range(run.train.gradient_accumulation):

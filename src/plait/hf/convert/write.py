@@ -1,0 +1,123 @@
+"""Writing what was opened: as a Hugging Face directory, or as a sharded checkpoint of ours."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plait.checkpoint.index import Index, TensorRecord, list_pieces
+from plait.checkpoint.names import INDEX, file_name, model_name
+from plait.checkpoint.shards import METADATA, WEIGHT_INDEX, build_weight_index, plan_files
+from plait.checkpoint.spec import TensorSpec, sort_names
+from plait.checkpoint.stream import TensorWriter
+from plait.errors import CheckpointError
+from plait.hf.convert.origin import Origin
+from plait.hf.directory.source import Source, derive_part_shape, take_part
+from plait.hf.save import group_parts
+from plait.hf.stored import Stored
+from plait.sharding import Interval, Ownership
+
+Advance = Callable[[int], None]
+"""Told of the bytes that have been written."""
+
+
+def derive_spec(source: Source, fqn: str, dtype: torch.dtype | None) -> TensorSpec:
+    """What is written of a tensor: numbers in `dtype` where that is given, everything else as it is."""
+    spec = source.spec(fqn)
+    return spec._replace(dtype=dtype) if dtype is not None and spec.dtype.is_floating_point else spec
+
+
+def write_weights(
+    origin: Origin, folder: Path, *, dtype: torch.dtype | None, max_file_bytes: int, advance: Advance
+) -> dict[str, TensorSpec]:
+    """Write the files of a Hugging Face directory and their index; return what is in them.
+
+    Raises:
+        CheckpointError: a file cannot be read or written.
+    """
+    parts = group_parts(origin.stored)
+    specs = {
+        name: derive_spec(origin.source, parts[0][0], dtype)._replace(shape=parts[0][1].shape)
+        for name, parts in parts.items()
+    }
+    files = plan_files(specs, max_file_bytes)
+    for file, names in files.items():
+        held = {name: specs[name] for name in names}
+        with TensorWriter(folder / file, held, METADATA) as writer:
+            for name in sort_names(held):
+                writer.write(name, _assemble(origin.source, held[name], parts[name]))
+                advance(held[name].size_bytes)
+    if len(files) > 1:
+        _write_text(folder / WEIGHT_INDEX, build_weight_index(files, specs))
+    return specs
+
+
+def write_sharded(
+    origin: Origin,
+    folder: Path,
+    ownership: Mapping[str, Ownership],
+    *,
+    degree: int,
+    dtype: torch.dtype | None,
+    state: Mapping[str, Any],
+    advance: Advance,
+) -> dict[str, TensorSpec]:
+    """Write the files of a checkpoint for `degree` tp ranks, and their index; return what is in them.
+
+    Raises:
+        CheckpointError: a file cannot be read or written.
+    """
+    specs = {fqn: derive_spec(origin.source, fqn, dtype) for fqn in origin.stored}
+    sizes = {}
+    for rank in range(degree):
+        path = folder / file_name(rank, degree)
+        sizes[path.name] = _write_rank(path, rank, origin.source, ownership, specs, advance)
+    records = {
+        model_name(fqn): TensorRecord(
+            spec.shape,
+            str(spec.dtype).removeprefix("torch."),
+            list_pieces(replace(ownership[fqn], name=model_name(fqn)), degree),
+        )
+        for fqn, spec in specs.items()
+    }
+    _write_text(folder / INDEX, Index(0, records, sizes, state).to_json())
+    return specs
+
+
+def _write_rank(
+    path: Path,
+    rank: int,
+    source: Source,
+    ownership: Mapping[str, Ownership],
+    specs: Mapping[str, TensorSpec],
+    advance: Advance,
+) -> int:
+    counted = [fqn for fqn in specs if ownership[fqn].is_counted_on(rank)]
+    local = {model_name(fqn): specs[fqn]._replace(shape=ownership[fqn].local_shape(rank)) for fqn in counted}
+    held = {name: spec for name, spec in local.items() if spec.numel}
+    fqns = {model_name(fqn): fqn for fqn in counted}
+    with TensorWriter(path, held) as writer:
+        for name in sort_names(held):
+            piece = torch.empty(held[name].shape, dtype=held[name].dtype)
+            source.copy_into(piece, fqns[name], ownership[fqns[name]].intervals(rank))
+            writer.write(name, piece)
+            advance(held[name].size_bytes)
+    return writer.size_bytes
+
+
+def _assemble(source: Source, spec: TensorSpec, parts: list[tuple[str, Stored]]) -> Tensor:
+    whole = torch.empty(spec.shape, dtype=spec.dtype)
+    for fqn, stored in parts:
+        intervals = tuple(Interval(0, size) for size in derive_part_shape(stored))
+        source.copy_into(take_part(whole, stored), fqn, intervals)
+    return whole
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,81 @@
+"""What a run trains: a model of our own from the start, or the weights of a Hugging Face directory."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from plait.checkpoint.weights import WeightFiles
+from plait.comm.mesh import Mesh
+from plait.config.run import FineTuneConfig, RunConfig
+from plait.contract.model import derive_plan
+from plait.errors import ConfigError
+from plait.hf.directory.parts import list_parts
+from plait.hf.directory.skeleton import build_skeleton
+from plait.hf.load import load_pretrained
+from plait.hf.plan import plan_for
+from plait.models.init import initialize
+from plait.models.registry import build_model
+from plait.parallel.apply import parallelize
+from plait.parallel.dropout import seed_dropout
+from plait.train.optimizer import AdamW, Gradients
+from plait.train.step import Trainer, compute_hf_logits, compute_native_logits
+
+
+def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
+    """Build this rank's part of the model, with gradients and optimizer; the whole is never in memory.
+
+    Raises:
+        PlaitError: on every rank: a directory that cannot be loaded, a degree that cannot be.
+    """
+    model = _build_native(run, mesh) if isinstance(run, RunConfig) else _load_directory(run, mesh)
+    seed_dropout(model, run.seed)
+    compute = getattr(torch, run.precision.compute)
+    parameters = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    _round_frozen(model, compute)
+    optimizer = AdamW(parameters, compute, run.train)
+    gradients = Gradients(parameters)
+    if isinstance(run, RunConfig):
+        return Trainer(run, mesh, model, gradients, optimizer, compute_native_logits)
+    return Trainer(run, mesh, model, gradients, optimizer, compute_hf_logits, list_parts(model))
+
+
+def check_model(run: RunConfig | FineTuneConfig) -> None:
+    """Check, without other ranks and before any of them waits, that the run's directory can be loaded.
+
+    Raises:
+        ConfigError: it has no usable config, or its architecture cannot be made parallel.
+        CheckpointError: it has no weights, or damaged ones.
+    """
+    if isinstance(run, FineTuneConfig):
+        plan_for(build_skeleton(Path(run.model.path)))
+        WeightFiles.from_folder(Path(run.model.path))
+
+
+def _build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
+    plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel)
+    model = parallelize(build_model(run.model, device="meta"), mesh, plan, overlap=run.overlap)
+    model.to_empty(device=mesh.device)
+    initialize(model, run.model, run.seed)
+    return model
+
+
+def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
+    model = load_pretrained(
+        run.model.path,
+        mesh,
+        dtype=torch.float32,
+        overlap=run.overlap,
+        sequence_parallel=run.parallel.sequence_parallel,
+    )
+    if not any(param.requires_grad for param in model.parameters()):
+        raise ConfigError(f"{run.model.path}: none of its parameters is trained")
+    return model
+
+
+@torch.no_grad()
+def _round_frozen(model: nn.Module, compute: torch.dtype) -> None:
+    """What is not trained has no master: it is kept in the dtype of the computation."""
+    for param in model.parameters():
+        if not param.requires_grad and param.is_floating_point():
+            param.data = param.data.to(compute)
