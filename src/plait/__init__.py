@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.comm.launch import LocalRanks
     from plait.comm.mesh import build_mesh
-    from plait.contract.plan import Activation, Column, HeadLocal, Plan, Row, TokenLocal, VocabEmbedding, VocabHead
+    from plait.contract.plan import (
+        Activation,
+        Column,
+        FeatureNorm,
+        HeadLocal,
+        InnerColumn,
+        InRegion,
+        Plan,
+        Row,
+        TokenLocal,
+        VocabEmbedding,
+        VocabHead,
+        Whole,
+    )
     from plait.errors import (
         CheckpointError,
         ConfigError,
@@ -20,8 +33,10 @@ if TYPE_CHECKING:
         TransportTimeout,
         VerificationError,
     )
+    from plait.hf.parallelize import parallelize
+    from plait.hf.plan import plan_for
     from plait.models.activation import Gelu, SwiGLU
-    from plait.parallel.apply import mesh_of, ownership_of, parallelize
+    from plait.parallel.apply import mesh_of, ownership_of
     from plait.parallel.dropout import seed_dropout, set_dropout_offset
     from plait.parallel.grad_norm import clip_grad_norm_
     from plait.parallel.loss import vocab_parallel_cross_entropy, vocab_parallel_entropy, vocab_parallel_log_prob
@@ -39,8 +54,11 @@ __all__ = [
     "Columns",
     "ConfigError",
     "ContractError",
+    "FeatureNorm",
     "Gelu",
     "HeadLocal",
+    "InRegion",
+    "InnerColumn",
     "KeyValueHeads",
     "LocalRanks",
     "MeshShape",
@@ -56,6 +74,7 @@ __all__ = [
     "VerificationError",
     "VocabEmbedding",
     "VocabHead",
+    "Whole",
     "__version__",
     "build_mesh",
     "clip_grad_norm_",
@@ -64,6 +83,7 @@ __all__ = [
     "mesh_of",
     "ownership_of",
     "parallelize",
+    "plan_for",
     "seed_dropout",
     "set_dropout_offset",
     "shard_tokens",
@@ -77,12 +97,16 @@ _MODULES = {
     "build_mesh": "plait.comm.mesh",
     "Activation": "plait.contract.plan",
     "Column": "plait.contract.plan",
+    "FeatureNorm": "plait.contract.plan",
     "HeadLocal": "plait.contract.plan",
+    "InRegion": "plait.contract.plan",
+    "InnerColumn": "plait.contract.plan",
     "Plan": "plait.contract.plan",
     "Row": "plait.contract.plan",
     "TokenLocal": "plait.contract.plan",
     "VocabEmbedding": "plait.contract.plan",
     "VocabHead": "plait.contract.plan",
+    "Whole": "plait.contract.plan",
     "CheckpointError": "plait.errors",
     "ConfigError": "plait.errors",
     "ContractError": "plait.errors",
@@ -91,11 +115,12 @@ _MODULES = {
     "TransportError": "plait.errors",
     "TransportTimeout": "plait.errors",
     "VerificationError": "plait.errors",
+    "parallelize": "plait.hf.parallelize",
+    "plan_for": "plait.hf.plan",
     "Gelu": "plait.models.activation",
     "SwiGLU": "plait.models.activation",
     "mesh_of": "plait.parallel.apply",
     "ownership_of": "plait.parallel.apply",
-    "parallelize": "plait.parallel.apply",
     "seed_dropout": "plait.parallel.dropout",
     "set_dropout_offset": "plait.parallel.dropout",
     "clip_grad_norm_": "plait.parallel.grad_norm",

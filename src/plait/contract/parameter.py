@@ -3,7 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plait.contract.plan import Activation, Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.contract.plan import (
+    Activation,
+    Column,
+    FeatureNorm,
+    HeadLocal,
+    InnerColumn,
+    InRegion,
+    Plan,
+    Role,
+    Row,
+    TokenLocal,
+    VocabEmbedding,
+    VocabHead,
+    Whole,
+)
 from plait.errors import ShardingError
 from plait.sharding import Columns, Layout, Ownership, Split
 
@@ -33,10 +47,13 @@ def derive_parameter_ownership(
     VocabEmbedding    [V/tp, D]
     VocabHead         [V/tp, D]           [V/tp]
     TokenLocal        whole               whole               tp, under sequence parallelism
+    InnerColumn       [out/tp, in]        [out/tp]            tp/kv, as Column
+    InRegion          whole               whole               tp
+    FeatureNorm       [out/tp]                                tp/kv, as Column
     """
     try:
         match role:
-            case Column(cut):
+            case Column(cut) | InnerColumn(cut) | FeatureNorm(cut):
                 split = cut.build_split(shape[0], tp)
                 return Ownership(name, shape, 0, split, "tp/kv" if split.is_replicated else None)
             case Row(cut) if len(shape) > 1:
@@ -45,7 +62,9 @@ def derive_parameter_ownership(
                 return Ownership(name, shape, 0, build_vocab_split(shape[0], tp))
             case TokenLocal() if sequence_parallel and tp > 1:
                 return Ownership(name, shape, reduced_over="tp")
-            case Row() | TokenLocal() | HeadLocal() | Activation() | None:
+            case InRegion() if tp > 1:
+                return Ownership(name, shape, reduced_over="tp")
+            case Row() | TokenLocal() | HeadLocal() | Activation() | InRegion() | Whole() | None:
                 return Ownership(name, shape)
     except ShardingError as error:
         raise ShardingError(f"{name} {list(shape)}: {error.message}", hint=error.hint) from error

@@ -9,6 +9,10 @@
 | `TokenLocal`     | norm, dropout, .. | Shard(tokens) -> same; it sums its weight gradients over tp    |
 | `HeadLocal`      | attention dropout | own heads -> same                                              |
 | `Activation`     | SwiGLU, Gelu      | Shard(features), of every column of a group -> same            |
+| `InnerColumn`    | Linear            | Replicate, of an entered region -> Shard(features)             |
+| `InRegion`       | norm, Linear, ..  | Replicate or Shard -> same; it sums its gradients over tp      |
+| `FeatureNorm`    | RMSNorm           | Shard(features) -> same; it sums squares over tp               |
+| `Whole`          | embedding, norm   | Invariant -> same; all ranks do and learn the same             |
 """
 
 import re
@@ -67,7 +71,43 @@ class Activation:
     group: str
 
 
-Role = Column | Row | VocabEmbedding | VocabHead | TokenLocal | HeadLocal | Activation
+@dataclass(frozen=True)
+class InnerColumn:
+    """Linear of an entered region whose output features are cut and whose input every rank has whole already."""
+
+    cut: Cut = Columns()
+
+
+@dataclass(frozen=True)
+class InRegion:
+    """Module of an entered region that every rank holds whole and uses on its own heads, features or addends."""
+
+
+@dataclass(frozen=True)
+class FeatureNorm:
+    """RMSNorm over features that are cut, its weight with them."""
+
+    cut: Cut = Columns()
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Module that every rank holds and uses alike, before the activations are cut or in between."""
+
+
+Role = (
+    Column
+    | Row
+    | VocabEmbedding
+    | VocabHead
+    | TokenLocal
+    | HeadLocal
+    | Activation
+    | InnerColumn
+    | InRegion
+    | FeatureNorm
+    | Whole
+)
 
 _BY_NAME: dict[str, Role] = {
     "column": Column(),
@@ -75,6 +115,10 @@ _BY_NAME: dict[str, Role] = {
     "vocab_embedding": VocabEmbedding(),
     "vocab_head": VocabHead(),
     "token_local": TokenLocal(),
+    "inner_column": InnerColumn(),
+    "in_region": InRegion(),
+    "feature_norm": FeatureNorm(),
+    "whole": Whole(),
 }
 ROLE_NAMES: dict[type[Role], str] = {type(role): name for name, role in _BY_NAME.items()} | {
     HeadLocal: "head_local",
@@ -86,7 +130,9 @@ ROLE_NAMES: dict[type[Role], str] = {type(role): name for name, role in _BY_NAME
 class Plan:
     """Roles by module path; `*` stands for anything without a dot (`layers.*.mlp.w_up`).
 
-    A role may be given by its name (`"column"`) where it needs no arguments.
+    A role may be given by its name (`"column"`) where it needs no arguments. `regions` are modules that are entered as
+    a whole: their input is gathered once (in all-reduce mode: is used by each rank for itself from there on), all
+    columns below that have a group multiply it then, and the rest of the module sees it whole.
 
     Raises:
         ConfigError: something that is no role.
@@ -94,6 +140,7 @@ class Plan:
 
     roles: Mapping[str, Role | str]
     sequence_parallel: bool = True
+    regions: tuple[str, ...] = ()
     resolved: Mapping[str, Role] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +149,12 @@ class Plan:
     def role_of(self, path: str) -> Role | None:
         """The role of the module at `path`, that of the first pattern if several name it."""
         return next((role for pattern, role in self.resolved.items() if is_match(pattern, path)), None)
+
+    def find_region(self, path: str) -> str | None:
+        """The path of the region that the module at `path` is in, itself included; the innermost."""
+        parts = path.split(".")
+        above = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return next((place for place in above if any(is_match(pattern, place) for pattern in self.regions)), None)
 
     @property
     def activation(self) -> Placement:

@@ -1,32 +1,22 @@
 """Making a model parallel: each module that has a role in the plan is replaced by its twin, ownership is recorded."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from plait.comm.mesh import Axis, Mesh, build_mesh_from
+from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
-from plait.contract.plan import Activation, Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
-from plait.dtype import DType
+from plait.contract.plan import HeadLocal, Plan, Role
 from plait.errors import ConfigError
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.receipt import Receipt
-from plait.overlap.site import Region, Site
 from plait.parallel import match
+from plait.parallel.build import Build
 from plait.parallel.dropout import AttentionDropout, Dropout
-from plait.parallel.embedding import VocabParallelEmbedding
-from plait.parallel.gather_group import GatherGroup
-from plait.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from plait.parallel.region.activation import PointwiseActivation
-from plait.parallel.region.boundary import Boundary
-from plait.parallel.region.column import ColumnGroup
-from plait.parallel.shard import shard_tensor
-from plait.parallel.token_local import TokenLocalEmbedding, TokenLocalModule
-from plait.sharding import Columns, Ownership
+from plait.sharding import Ownership
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -46,7 +36,12 @@ class Record:
 
 
 def parallelize(
-    model: ModelT, mesh: Mesh | DeviceMesh, plan: Plan, *, overlap: OverlapConfig | Policy = "disabled"
+    model: ModelT,
+    mesh: Mesh | DeviceMesh,
+    plan: Plan,
+    *,
+    overlap: OverlapConfig | Policy = "disabled",
+    build: Callable[..., Build] = Build,
 ) -> ModelT:
     """Replace the modules named in `plan` by their parallel twins, in place, and return the model.
 
@@ -58,7 +53,8 @@ def parallelize(
     `overlap` says how collectives are plaited into the GEMMs: `disabled`, `mlp_only`, `full`, `auto` or a config that
     says more; `receipt_of(model)` then tells what runs.
 
-    A DeviceMesh has an axis `tp`, and may have `dp`; `mesh_of(model)` is then the mesh that losses want.
+    A DeviceMesh has an axis `tp`, and may have `dp`; `mesh_of(model)` is then the mesh that losses want. `build` makes
+    the twins.
 
     Raises:
         ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a
@@ -74,9 +70,9 @@ def parallelize(
     _swap(model, _build_dropouts(model, roles))
     matmul = CollectiveMatmul(mesh, OverlapConfig.model_validate(overlap)) if mesh.tp.degree > 1 else None
     if matmul is not None:
-        build = _Build(model, mesh, plan, ownership, match.canonical_names(model), matmul)
-        _swap(model, {model.get_submodule(name): build.twin(name, role) for name, role in roles.items()})
-        build.build_gather_groups(roles)
+        twins = build(model, mesh, plan, ownership, match.canonical_names(model), matmul)
+        _swap(model, {model.get_submodule(name): twins.twin(name, role) for name, role in roles.items()})
+        twins.build_gather_groups(roles)
     setattr(model, _RECORD, Record(mesh, plan, ownership, matmul))
     return model
 
@@ -133,121 +129,3 @@ def _swap(model: nn.Module, twins: dict[nn.Module, nn.Module]) -> None:
     for parent, name, module in places:
         if module in twins:
             setattr(parent, name, twins[module].train(module.training))
-
-
-@dataclass
-class _Build:
-    model: nn.Module
-    mesh: Mesh
-    plan: Plan
-    ownership: dict[str, Ownership]
-    names: dict[str, str]
-    """The one name under which a parameter is owned, by each name it has: a tied parameter has two."""
-    matmul: CollectiveMatmul
-    own: dict[str, nn.Parameter] = field(default_factory=dict)
-    """This rank's part of each parameter, made once, so that what was tied stays tied."""
-
-    def twin(self, name: str, role: Role) -> nn.Module:
-        """What takes the place of module `name`; itself, where it works in a parallel model as it is."""
-        module = self.model.get_submodule(name)
-        match role:
-            case Column() | VocabHead():
-                return self._column(name, module, role)
-            case Row():
-                exit = Boundary.build_exit(self.mesh, self.plan.activation, self._site(name, role, [name]), self.matmul)
-                return RowParallelLinear(self._weight(name, module), self._bias(name, module), exit=exit)
-            case VocabEmbedding():
-                return self._embedding(name, module)
-            case HeadLocal(cut):
-                split = cut.build_split(cut.num_heads * cut.head_width, self.mesh.tp.degree)
-                module.apply_heads(split, self.mesh.tp.rank)  # type: ignore[operator]
-                return module
-            case TokenLocal():
-                return self._token_local(name, module)
-            case Activation():
-                return module
-
-    def build_gather_groups(self, roles: dict[str, Role]) -> None:
-        for (parent, group), names in match.list_gather_groups(roles).items():
-            members = [self.model.get_submodule(name) for name in names]
-            site = self._site(f"{parent}.{group}" if parent else group, roles[names[0]], names)
-            entry = Boundary.build_entry(self.mesh, self.plan.activation, site, self.matmul)
-            shared_over = tuple(self._shared_axis(f"{name}.weight") for name in names)
-            activation = self._find_activation(parent, group, roles)
-            column_group = ColumnGroup(entry, shared_over, activation)
-            gather_group = GatherGroup(self.model.get_submodule(parent), members, column_group)  # type: ignore[arg-type]
-            # In all-reduce mode the input is whole anyway.
-            if self.plan.sequence_parallel and match.is_region(parent, names, roles):
-                gather_group.enter_with_parent()
-
-    def _find_activation(self, parent: str, group: str, roles: dict[str, Role]) -> PointwiseActivation | None:
-        name = match.find_activation(parent, group, roles)
-        return None if name is None else self.model.get_submodule(name)  # type: ignore[return-value]
-
-    def _column(self, name: str, module: nn.Module, role: Column | VocabHead) -> ColumnParallelLinear:
-        weight, bias = self._weight(name, module), self._bias(name, module)
-        entry = Boundary.build_entry(self.mesh, self.plan.activation, self._site(name, role, [name]), self.matmul)
-        return ColumnParallelLinear(weight, bias, entry=entry, shared_over=self._shared_axis(f"{name}.weight"))
-
-    def _embedding(self, name: str, module: nn.Module) -> VocabParallelEmbedding:
-        rows = self._ownership(f"{name}.weight").split
-        assert rows is not None, name
-        return VocabParallelEmbedding(
-            self._weight(name, module),
-            rows=rows,
-            padding_idx=module.padding_idx,  # type: ignore[arg-type]
-            mesh=self.mesh,
-            outside=self.plan.activation,
-            name=name,
-        )
-
-    def _token_local(self, name: str, module: nn.Module) -> nn.Module:
-        if not self.plan.sequence_parallel:
-            return module
-        if isinstance(module, Dropout):
-            module.apply_mesh(self.mesh)
-            return module
-        if not any(True for _ in module.parameters()):
-            return module
-        twin = TokenLocalEmbedding if isinstance(module, nn.Embedding) else TokenLocalModule
-        return twin(module, mesh=self.mesh, name=name)
-
-    def _site(self, label: str, role: Role, names: Sequence[str]) -> Site:
-        """Where linears `names`, which move one tensor, sit; the same on every rank, however unevenly they are cut."""
-        weights = [self._ownership(f"{name}.weight") for name in names]
-        features = sum(weight.split.longest for weight in weights if weight.split is not None)
-        dtype = self.model.get_submodule(names[0]).get_parameter("weight").dtype
-        # Attention is cut in heads, an MLP in columns.
-        is_in_columns = isinstance(role, Column | Row) and isinstance(role.cut, Columns)
-        region: Region = "head" if isinstance(role, VocabHead) else "mlp" if is_in_columns else "attention"
-        width = weights[0].shape[0 if isinstance(role, Row) else 1]
-        return Site(label, region, width, features, _name_dtype(dtype), _name_dtype(self.mesh.tp.reduce_dtype or dtype))
-
-    def _shared_axis(self, name: str) -> Axis | None:
-        """The axis of the ranks that hold the same part of parameter `name`, where they are several."""
-        ownership = self._ownership(name)
-        if ownership.reduced_over is None or ownership.split is None:
-            return None
-        return self.mesh.build_subgroup(ownership.reduced_over, ownership.split.replica_groups)
-
-    def _weight(self, name: str, module: nn.Module) -> nn.Parameter:
-        return self._own(f"{name}.weight", module.get_parameter("weight"))
-
-    def _bias(self, name: str, module: nn.Module) -> nn.Parameter | None:
-        bias = dict(module.named_parameters()).get("bias")
-        return None if bias is None else self._own(f"{name}.bias", bias)
-
-    def _own(self, name: str, param: nn.Parameter) -> nn.Parameter:
-        owner = self.names[name]
-        if owner not in self.own:
-            ownership = self.ownership[owner]
-            piece = param if ownership.dim is None else shard_tensor(param, ownership, self.mesh.tp.rank)
-            self.own[owner] = piece if piece is param else nn.Parameter(piece, requires_grad=param.requires_grad)
-        return self.own[owner]
-
-    def _ownership(self, name: str) -> Ownership:
-        return self.ownership[self.names[name]]
-
-
-def _name_dtype(dtype: torch.dtype) -> DType:
-    return cast(DType, str(dtype).removeprefix("torch."))

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.parallel.arguments import Arguments, map_first_tensor
 from plait.parallel.linear import ColumnParallelLinear, run_column_group
-from plait.parallel.region.column import ColumnGroup
+from plait.parallel.region.arguments import Arguments, map_hidden_states
+from plait.parallel.region.column import ColumnGroup, Outputs
 
 
 class GatherGroup:
@@ -67,8 +67,12 @@ class GatherGroup:
         self.activated = None
         return activated
 
+    def multiply(self, x: Tensor, *, keeps_full: bool) -> Outputs:
+        """Gather `x` and multiply it by every member's weight."""
+        return run_column_group(x, self.group, self.members, keeps_full=keeps_full)
+
     def _run(self, x: Tensor, *, keeps_full: bool) -> Tensor | None:
-        given = run_column_group(x, self.group, self.members, keeps_full=keeps_full)
+        given = self.multiply(x, keeps_full=keeps_full)
         outputs = tuple(given.members)
         self.outputs = dict(zip(self.members, outputs, strict=True))
         self.activated = None
@@ -85,7 +89,7 @@ class GatherGroup:
             self.is_entered = True
             return self.x
 
-        return map_first_tensor(gather, args, kwargs)
+        return map_hidden_states(gather, args, kwargs)
 
     def _forget(self, *_: Any) -> None:
         self.x, self.outputs, self.activated, self.is_entered = None, {}, None, False

@@ -58,22 +58,48 @@ class ColumnParallelLinear(nn.Module):
 
     def multiply(self, x_full: Tensor) -> Tensor:
         """The own columns for an input that is whole and a `Replicate` already, `[T, D]` -> `[T, F/tp]`."""
-        return F.linear(x_full, self._use(self.weight), None if self.bias is None else self._use(self.bias))
+        return _multiply_whole(x_full, self.weight, self.bias, self.shared_over, self.alone.entry.name)
 
     @property
     def shared_over(self) -> Axis | None:
         """The axis of the ranks that hold the same KV heads, where there are fewer heads than ranks."""
         return self.alone.shared_over[0]
 
-    def _use(self, param: Tensor) -> Tensor:
-        if self.shared_over is None:
-            return param
-        return redistribute(param, self.shared_over, Invariant(), Replicate(), label=self.alone.entry.name)
-
     def extra_repr(self) -> str:
         """Local shape and place."""
         tp = self.alone.entry.mesh.tp
         return f"{list(self.weight.shape)} of rank {tp.rank}/{tp.degree}"
+
+
+class InnerColumnLinear(nn.Module):
+    """Linear of an entered region whose input is whole on every rank, as a `Replicate`, and its output features cut.
+
+    x           [T, D]          whole, any leading dims
+    w_shard     [F/tp, D]       output features sharded
+    y_shard     [T, F/tp]
+
+    forward     nothing moves
+    backward    nothing moves: the gradient of x is an addend, summed where the region is entered; that of a weight
+                which several ranks hold is all-reduced over them
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, shared_over: Axis | None, name: str) -> None:
+        super().__init__()
+        self.register_parameter("weight", weight)
+        self.register_parameter("bias", bias)
+        self.shared_over = shared_over
+        self.name = name
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Multiply. Named as in nn.Linear."""
+        return _multiply_whole(input, self.weight, self.bias, self.shared_over, self.name)
+
+    def extra_repr(self) -> str:
+        """Local shape."""
+        return str(list(self.weight.shape))
 
 
 class RowParallelLinear(nn.Module):
@@ -118,3 +144,15 @@ def run_column_group(
         return compiled.run_column_group(x, group, weights, biases, keeps_full=keeps_full)
     x_full, activated, *outputs = ColumnGroupFunction.apply(x, group, keeps_full, *weights, *biases)
     return Outputs(x_full, outputs, activated)
+
+
+def _multiply_whole(x_full: Tensor, weight: Tensor, bias: Tensor | None, shared_over: Axis | None, name: str) -> Tensor:
+    """`x_full @ w_shard.T + bias`, where parameters that several ranks hold have their gradients summed over them."""
+    if shared_over is None:
+        return F.linear(x_full, weight, bias)
+    weight, *biases = (
+        redistribute(param, shared_over, Invariant(), Replicate(), label=name)
+        for param in (weight, bias)
+        if param is not None
+    )
+    return F.linear(x_full, weight, *biases)

@@ -12,13 +12,17 @@ from plait.contract.plan import (
     ROLE_NAMES,
     Activation,
     Column,
+    FeatureNorm,
     HeadLocal,
+    InnerColumn,
+    InRegion,
     Plan,
     Role,
     Row,
     TokenLocal,
     VocabEmbedding,
     VocabHead,
+    Whole,
     is_match,
     name_role,
 )
@@ -35,6 +39,10 @@ _EXPECTED: dict[type, tuple[type[nn.Module], ...]] = {
     HeadLocal: (AttentionDropout, nn.Dropout),
     TokenLocal: (nn.Module,),
     Activation: (PointwiseActivation,),
+    InnerColumn: (nn.Linear,),
+    InRegion: (nn.Module,),
+    FeatureNorm: (nn.Module,),
+    Whole: (nn.Module,),
 }
 
 
@@ -60,7 +68,8 @@ def match_roles(model: nn.Module, plan: Plan) -> dict[str, Role]:
         *_list_torn_modules(model, roles),
         *_list_homeless_parameters(model, roles),
         *_list_homeless_dropouts(model, roles),
-        *_list_lost_activations(model, roles),
+        *_list_lost_activations(model, roles, plan),
+        *_list_empty_regions(names, roles, plan),
     ]
     _raise_all(problems)
     return {name: roles[name] for name in names if name in roles}
@@ -90,12 +99,12 @@ def derive_ownership(model: nn.Module, roles: dict[str, Role], degree: int, plan
     return ownership
 
 
-def list_gather_groups(roles: dict[str, Role]) -> dict[tuple[str, str], list[str]]:
-    """The column modules that share one gather, by parent module and group name."""
+def list_gather_groups(roles: dict[str, Role], plan: Plan) -> dict[tuple[str, str], list[str]]:
+    """The column modules that share one gather, by the region or else the parent they are in, and group name."""
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, role in roles.items():
         if isinstance(role, Column) and role.group is not None:
-            groups[name.rpartition(".")[0], role.group].append(name)
+            groups[plan.find_region(name) or name.rpartition(".")[0], role.group].append(name)
     return groups
 
 
@@ -137,7 +146,7 @@ def _check_module(name: str, module: nn.Module, role: Role) -> list[str]:
         return [f"{name}: {type(module).__name__} has no parallel twin, of the dropouts only nn.Dropout has"]
     if isinstance(module, nn.Embedding) and (module.max_norm or module.sparse or module.scale_grad_by_freq):
         return [f"{name}: max_norm, sparse and scale_grad_by_freq of nn.Embedding have no parallel twin"]
-    if isinstance(role, TokenLocal) and any("." in param for param, _ in module.named_parameters()):
+    if isinstance(role, TokenLocal | InRegion) and any("." in param for param, _ in module.named_parameters()):
         return [
             f"{name}: role {name_role(role)} needs a leaf module, but {type(module).__name__} has parameters below it"
         ]
@@ -175,8 +184,22 @@ def _list_homeless_dropouts(model: nn.Module, roles: dict[str, Role]) -> list[st
     ]
 
 
-def _list_lost_activations(model: nn.Module, roles: dict[str, Role]) -> list[str]:
-    groups, problems = list_gather_groups(roles), []
+def _list_empty_regions(names: Sequence[str], roles: dict[str, Role], plan: Plan) -> list[str]:
+    groups = [place for place, _ in list_gather_groups(roles, plan)]
+    problems = [
+        f"region {pattern!r} names no module of the model"
+        for pattern in plan.regions
+        if not any(is_match(pattern, name) for name in names)
+    ]
+    for name in names:
+        count = groups.count(name)
+        if plan.find_region(name) == name and count != 1:
+            problems.append(f"region {name} has {count} gather groups of columns below it, but its one input needs one")
+    return problems
+
+
+def _list_lost_activations(model: nn.Module, roles: dict[str, Role], plan: Plan) -> list[str]:
+    groups, problems = list_gather_groups(roles, plan), []
     for name, role in roles.items():
         module = model.get_submodule(name)
         if not isinstance(role, Activation) or not isinstance(module, PointwiseActivation):

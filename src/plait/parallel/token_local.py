@@ -9,7 +9,7 @@ from torch.func import functional_call
 from plait.comm import collectives
 from plait.comm.mesh import Mesh
 from plait.errors import ShardingError
-from plait.parallel.arguments import map_first_tensor
+from plait.parallel.region.arguments import map_first_tensor
 from plait.parallel.tokens import check_own_tokens, current_tokens
 from plait.sharding import Invariant, Replicate, derive_transition
 
@@ -34,16 +34,10 @@ class UseOnOwnTokens(torch.autograd.Function):
         return (None, None, *(piece.view(shape) for piece, shape in zip(pieces, ctx.shapes, strict=True)))
 
 
-class TokenLocalModule(nn.Module):
-    """A module with whole parameters that is given this rank's tokens.
+class _Whole(nn.Module):
+    """A module inside another that lends it its parameters, which every rank holds, for its own part of the work.
 
-        x_shard    [T/tp, D] -> the same
-        weight     [D]          whole on every rank
-
-        forward    nothing moves
-        backward   one all_reduce over tp of all its parameters' gradients
-
-    Parameters and buffers keep their names: `norm.weight` stays `norm.weight`. Contract: `contract.norm.derive_norm`.
+    Parameters and buffers keep their names: `norm.weight` stays `norm.weight`.
     """
 
     def __init__(self, module: nn.Module, *, mesh: Mesh, name: str) -> None:
@@ -59,11 +53,10 @@ class TokenLocalModule(nn.Module):
         self.mesh = mesh
         self.name = name
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module on own tokens, the first tensor it is called with."""
+    def lend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the module; the gradients of its parameters are summed over tp."""
         params = {name: param for name, param in self._parameters.items() if param is not None}
         used = dict(zip(params, UseOnOwnTokens.apply(self.mesh, self.name, *params.values()), strict=True))
-        args, kwargs = map_first_tensor(self._own, args, kwargs)
         module = self._module[0]
         if torch.compiler.is_compiling():
             return functional_call(module, used, args, kwargs)
@@ -81,13 +74,45 @@ class TokenLocalModule(nn.Module):
         self._module[0].train(mode)
         return super().train(mode)
 
+    def extra_repr(self) -> str:
+        """The module inside."""
+        return repr(self._module[0])
+
+
+class TokenLocalModule(_Whole):
+    """A module with whole parameters that is given this rank's tokens.
+
+        x_shard    [T/tp, D] -> the same
+        weight     [D]          whole on every rank
+
+        forward    nothing moves
+        backward   one all_reduce over tp of all its parameters' gradients
+
+    Contract: `contract.norm.derive_norm`.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module on own tokens, the first tensor it is called with."""
+        return self.lend(*map_first_tensor(self._own, args, kwargs))
+
     def _own(self, x: Tensor) -> Tensor:
         check_own_tokens(x, self.mesh, self.name)
         return x
 
-    def extra_repr(self) -> str:
-        """The module inside."""
-        return repr(self._module[0])
+
+class RegionModule(_Whole):
+    """A module with whole parameters inside a region, where each rank works on its own heads or has its own addends.
+
+    x          any          whole, as a `Replicate`, or own heads (`[B, S, N/tp, H]`) -> the same
+    weight     any          whole on every rank
+
+    forward    nothing moves
+    backward   one all_reduce over tp of all its parameters' gradients
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return self.lend(args, kwargs)
 
 
 class TokenLocalEmbedding(TokenLocalModule):

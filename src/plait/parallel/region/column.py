@@ -107,7 +107,9 @@ def run_forward(
         None if activated is None else activated.flatten(0, -2),
     )
     outcome = group.entry.run(Operation.COLUMN_FORWARD, num_rows, {"forward": gemm}, shard=gemm.x)
-    return Outputs(outcome.keep_full() if keeps_full else None, outputs, activated)
+    # In all-reduce mode what is outside is what is inside.
+    full = (outcome.keep_full() if group.entry.is_sharded else x) if keeps_full else None
+    return Outputs(full, outputs, activated)
 
 
 def run_backward(
@@ -181,7 +183,8 @@ class ColumnGroupFunction(torch.autograd.Function):
         given = run_forward(group, Operands(x, ctx.num_rows, weights), biases, keeps_full=keeps_full)
         ctx.save_for_backward(x, *weights, *(given.members if group.activation is not None else ()))
         ctx.this = group.entry.matmul.column = _find_backward(ctx, group, x)
-        return (given.x_full, given.activated, *given.members)
+        x_full = x.view_as(x) if given.x_full is x else given.x_full
+        return (x_full, given.activated, *given.members)
 
     @staticmethod
     @once_differentiable

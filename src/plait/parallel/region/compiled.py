@@ -51,7 +51,9 @@ def column_group(
     every = [next(given) if has else None for has in has_bias]
     group.entry.matmul.column = None  # nothing is begun ahead for a compiled backward
     outputs = column.run_forward(group, Operands(x, num_rows, weights), every, keeps_full=extra[0])
-    return [each for each in (outputs.x_full, *outputs.members, outputs.activated) if each is not None]
+    # No output of an operator may be its input.
+    x_full = x.clone() if outputs.x_full is x else outputs.x_full
+    return [each for each in (x_full, *outputs.members, outputs.activated) if each is not None]
 
 
 @column_group.register_fake

@@ -41,8 +41,9 @@ class Piece:
 def list_regions(config: RunConfig) -> list[Region]:
     """The regions of the first block and of the two ends; further blocks are the same."""
     model = build_model(config.model.model_copy(update={"num_layers": 1}), device="meta")
-    roles = match_roles(model, derive_plan(config.model))
-    regions = [Region(Column, tuple(names)) for names in list_gather_groups(roles).values()]
+    plan = derive_plan(config.model)
+    roles = match_roles(model, plan)
+    regions = [Region(Column, tuple(names)) for names in list_gather_groups(roles, plan).values()]
     grouped = {name for region in regions for name in region.members}
     linear = (Column, Row, VocabHead, VocabEmbedding)
     return regions + [

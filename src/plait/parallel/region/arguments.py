@@ -18,3 +18,10 @@ def map_first_tensor(function: Callable[[Tensor], Tensor], args: tuple[Any, ...]
         return args, kwargs
     given[place] = function(given[place])
     return tuple(given[i] for i in range(len(args))), {name: given[name] for name in kwargs}
+
+
+def map_hidden_states(function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """As `map_first_tensor`, but what is given by the name of `hidden_states` is it, wherever it stands."""
+    if isinstance(x := kwargs.get("hidden_states"), Tensor):
+        return args, {**kwargs, "hidden_states": function(x)}
+    return map_first_tensor(function, args, kwargs)

@@ -1,0 +1,103 @@
+"""Making a Hugging Face causal language model parallel."""
+
+from functools import partial
+from typing import TypeVar
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from plait.comm.mesh import Mesh, build_mesh_from
+from plait.config.overlap import OverlapConfig, Policy
+from plait.contract.plan import Plan
+from plait.errors import ConfigError
+from plait.hf.batch import CutBatch, WholeBatch
+from plait.hf.calls import Calls
+from plait.hf.heads import apply_heads
+from plait.hf.loss import CausalLoss
+from plait.hf.packed import is_transposed, take_apart
+from plait.hf.plan import ModelPlan, plan_for
+from plait.hf.reading import generic
+from plait.hf.region import BatchBuild
+from plait.hf.stored import ATTRIBUTE, Stored
+from plait.parallel import apply
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+def parallelize(
+    model: ModelT,
+    mesh: Mesh | DeviceMesh,
+    plan: Plan | ModelPlan | None = None,
+    *,
+    overlap: OverlapConfig | Policy = "disabled",
+    sequence_parallel: bool = True,
+) -> ModelT:
+    """Make a model tensor- and, unless told otherwise, sequence-parallel, in place, and return it.
+
+    With a `Plan` (which says by itself whether it is sequence-parallel) any model: its modules become their parallel
+    twins, as `plait.parallel.apply.parallelize` tells. Without, a causal language model of transformers, by
+    `plan_for(model)`, which may also be given. Then
+
+    * parameters become this rank's own parts, under their own names; a packed linear becomes its parts, below its name;
+    * `logits` are this rank's columns, `[B, S, V/tp]`; `model(..., gather_logits=True)` gives them whole;
+    * `loss`, where labels are given, is that of transformers, without gathering logits, the same on every rank;
+    * `model.generate` works as before;
+    * activations between the layers are those of own tokens, under sequence parallelism;
+    * every gradient is that of the unsharded model, or this rank's part of it.
+
+    Weights that are whole on entry, or on the meta device, are cut; nothing is read nor communicated but what
+    `plait.parallel.apply.parallelize` says.
+
+    Raises:
+        ConfigError: everything that `plan_for` finds, or a degree that cannot be realised.
+    """
+    if isinstance(plan, Plan):
+        return apply.parallelize(model, mesh, plan, overlap=overlap)
+    if apply.record_of(model) is not None:
+        raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
+    plan = plan_for(model) if plan is None else plan
+    mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
+    batch = CutBatch(mesh) if sequence_parallel and mesh.tp.degree > 1 else WholeBatch(mesh)
+    if mesh.tp.degree == 1:
+        apply.parallelize(model, mesh, _build_lone_plan(model, sequence_parallel=sequence_parallel), overlap=overlap)
+    else:
+        _cut(model, mesh, plan, overlap, batch, sequence_parallel=sequence_parallel)
+    model.loss_function = CausalLoss(batch)  # type: ignore[assignment]
+    Calls(batch).install(model, model.get_submodule(plan.base), model.get_submodule(plan.layers))
+    return model
+
+
+def _cut(
+    model: nn.Module,
+    mesh: Mesh,
+    plan: ModelPlan,
+    overlap: OverlapConfig | Policy,
+    batch: WholeBatch,
+    *,
+    sequence_parallel: bool,
+) -> None:
+    """Let every module have this rank's part."""
+    setattr(model, ATTRIBUTE, _take_apart(model, plan))
+    roles = plan.build_plan(sequence_parallel=sequence_parallel)
+    apply.parallelize(model, mesh, roles, overlap=overlap, build=partial(BatchBuild, batch=batch))
+    for name, heads in plan.heads.items():
+        apply_heads(model.get_submodule(name), heads, heads.per_rank(mesh.tp.degree, mesh.tp.rank))
+
+
+def _take_apart(model: nn.Module, plan: ModelPlan) -> dict[str, Stored]:
+    """Replace packed and transposed linears by what they consist of; where all of that is stored."""
+    stored: dict[str, Stored] = {}
+    for name, module in list(model.named_modules()):
+        if name in plan.parts or is_transposed(module):
+            twin, places = take_apart(name, module, plan.parts.get(name, ()))
+            above, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(above), leaf, twin)
+            stored |= places
+    return stored
+
+
+def _build_lone_plan(model: nn.Module, *, sequence_parallel: bool) -> Plan:
+    """On one rank all is whole, and linears stay as they are, packed or not."""
+    owners = {name for name, module in model.named_modules() if isinstance(module, nn.Dropout)}
+    owners |= {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
+    return Plan(dict.fromkeys(sorted(map(generic, owners)), "whole"), sequence_parallel=sequence_parallel)

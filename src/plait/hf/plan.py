@@ -1,0 +1,151 @@
+"""The plan of a Hugging Face causal language model: transformers' own rules, read as roles."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from plait.contract.plan import Plan, Role, name_role
+from plait.errors import ConfigError
+from plait.hf import architecture
+from plait.hf.heads import HeadCount
+from plait.hf.packed import Part
+from plait.hf.reading import COLUMN_RULES, ROW_RULES, Finding, Reading, generic
+from plait.sharding import Columns
+
+_WIDTH = 80
+"""Columns of the table."""
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """What every module of a Hugging Face model becomes. Printed, it is a table.
+
+    Attributes:
+        roles: by module path pattern. Parts of a packed linear are modules below it, as they are once it is parallel.
+        regions: patterns of the modules whose input is gathered once: attention, MLP.
+        why: the rule or reason behind each role.
+        replicated: patterns of the modules of which every rank holds all, and why.
+        base: path of the base model.
+        layers: path of its list of layers.
+        parts: of each packed linear, by its path.
+        heads: of each attention, by its path.
+    """
+
+    roles: Mapping[str, Role]
+    regions: tuple[str, ...]
+    why: Mapping[str, str]
+    replicated: Mapping[str, str]
+    base: str
+    layers: str
+    parts: Mapping[str, tuple[Part, ...]]
+    heads: Mapping[str, HeadCount]
+
+    def build_plan(self, *, sequence_parallel: bool) -> Plan:
+        """The same as `plait.parallel` takes it."""
+        return Plan(self.roles, sequence_parallel=sequence_parallel, regions=self.regions)
+
+    def __str__(self) -> str:
+        """One line for each pattern."""
+        rows = [("module", "role", "cut in", "by")]
+        rows += [
+            (pattern, name_role(role), _describe_cut(role), self.why[pattern]) for pattern, role in self.roles.items()
+        ]
+        lines = _align(rows)
+        if self.replicated:
+            lines += ["", "whole on every rank", *_align([(f"  {k}", v) for k, v in self.replicated.items()])]
+        return "\n".join(lines)
+
+
+def plan_for(model: Any, *, allow: Sequence[str] = ()) -> ModelPlan:
+    """Read the plan of a Hugging Face causal language model: nothing is changed, no weight is looked at.
+
+    `allow` names, by module path pattern, what may stay whole although it is large, and rules that may match nothing.
+
+    Raises:
+        ConfigError: lists a model without rules, rules that match nothing or have no parallel twin, and modules that no
+            rule covers.
+    """
+    _check_model(model)
+    kind = type(model).__name__
+    rules = architecture.find_rules(model)
+    base, layers = model.base_model_prefix, _find_layers(rules)
+    if layers is None:
+        raise ConfigError(
+            f"{kind} has no tensor-parallel plan, neither in transformers nor here, so how to cut it is unknown",
+            hint="give a plan: plait.Plan({module path pattern: role, ...})",
+        )
+    reading = Reading(model, rules, tuple(allow), base, layers, _list_regions(model, rules, layers))
+    reading.read()
+    if reading.problems:
+        problems = list(dict.fromkeys(map(generic, reading.problems)))
+        hint = 'what may stay whole is named in allow=("model.layers.*.x", ...) of plait.plan_for'
+        raise ConfigError.from_problems(f"plan of {kind}", problems, hint=hint)
+    found = _join(reading.findings)
+    return ModelPlan(
+        roles={pattern: finding.role for pattern, finding in found.items()},
+        regions=reading.regions,
+        why={pattern: finding.why for pattern, finding in found.items()},
+        replicated={pattern: finding.whole for pattern, finding in found.items() if finding.whole is not None},
+        base=base,
+        layers=layers,
+        parts=reading.parts,
+        heads=reading.heads,
+    )
+
+
+def _check_model(model: Any) -> None:
+    kind = type(model).__name__
+    wanted = ("config", "base_model_prefix", "get_input_embeddings", "get_output_embeddings")
+    if not isinstance(model, nn.Module) or not all(hasattr(model, name) for name in wanted):
+        raise ConfigError(
+            f"{kind} is no model of transformers, so its plan is unknown",
+            hint="give a plan: plait.Plan({module path pattern: role, ...})",
+        )
+    if model.get_output_embeddings() is None or not hasattr(model, "prepare_inputs_for_generation"):
+        raise ConfigError(f"{kind} is no causal language model", hint="give the ...ForCausalLM of this architecture")
+
+
+def _find_layers(rules: Mapping[str, str]) -> str | None:
+    """`model.layers`, from the rules of what is in the layers."""
+    inside = (
+        pattern.partition(".*.")[0] for pattern, rule in rules.items() if rule in COLUMN_RULES if ".*." in pattern
+    )
+    return next(inside, None)
+
+
+def _list_regions(model: nn.Module, rules: Mapping[str, str], layers: str) -> tuple[str, ...]:
+    """What holds a column and a row; the outermost of those that hold one another."""
+    names = {generic(name) for name, _ in model.named_modules()}
+    linear = [
+        pattern
+        for pattern, rule in rules.items()
+        if rule in (*COLUMN_RULES, *ROW_RULES) and pattern.startswith(f"{layers}.*.") and pattern in names
+    ]
+    above = list(dict.fromkeys(pattern.rpartition(".")[0] for pattern in linear))
+    return tuple(place for place in above if not any(place.startswith(f"{other}.") for other in above))
+
+
+def _join(findings: Mapping[str, Finding]) -> dict[str, Finding]:
+    """One entry for modules that differ in their layer's number only, and are alike."""
+    alike: dict[str, set[Finding]] = {}
+    for name, finding in findings.items():
+        alike.setdefault(generic(name), set()).add(finding)
+    return {(generic(name) if len(alike[generic(name)]) == 1 else name): finding for name, finding in findings.items()}
+
+
+def _describe_cut(role: Role) -> str:
+    cut = getattr(role, "cut", None)
+    if cut is None:
+        return ""
+    if isinstance(cut, Columns):
+        return "columns"
+    kind = type(cut).__name__
+    return f"{cut.num_heads} heads" if kind == "QueryHeads" else f"{cut.num_kv_heads} KV heads"
+
+
+def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}~" for line in lines]

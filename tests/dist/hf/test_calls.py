@@ -1,0 +1,119 @@
+"""How a parallel model of transformers is called: whole logits, some of them, generation, batches in between.
+
+A token too few or too many at the base model's exit shows in the logits of the last positions; a cache of all heads, or
+a mask of own tokens, in what is generated after the first token; a batch that is forgotten in gradients of the first.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from plait.comm.mesh import build_mesh
+from plait.errors import ConfigError
+from plait.hf.parallelize import parallelize
+from plait.hf.stored import stored_of
+from plait.parallel.apply import ownership_of
+from plait.sharding import MeshShape
+from tests.support.architectures import KeepFloat64, build_model, cut_as, draw_ids
+
+TOLERANCE = 1e-9
+
+
+def _build(tp: int, *, sequence_parallel: bool, name: str = "llama", **config: Any) -> tuple[Any, Any, Any]:
+    mesh = build_mesh(MeshShape(tp=tp))
+    reference, model = build_model(name, **config), build_model(name, **config)
+    return reference, parallelize(model, mesh, sequence_parallel=sequence_parallel), mesh
+
+
+def run_whole_logits(*, tp: int, sequence_parallel: bool) -> None:
+    reference, model, _ = _build(tp, sequence_parallel=sequence_parallel)
+    ids = draw_ids(2, 5)
+    keeps: list[Any] = [0, 1, 3, torch.tensor([0, 4]), torch.tensor([[1, 2], [3, 4]])]
+    with KeepFloat64(), torch.no_grad():
+        for keep in keeps:
+            expected = reference(ids, logits_to_keep=keep).logits
+            found = model(ids, logits_to_keep=keep, gather_logits=True).logits
+            torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+        hidden = model.model(ids).last_hidden_state
+        torch.testing.assert_close(hidden, reference.model(ids).last_hidden_state, rtol=0, atol=TOLERANCE)
+
+
+def run_generate(*, tp: int, sequence_parallel: bool) -> None:
+    reference, model, _ = _build(tp, sequence_parallel=sequence_parallel)
+    ids, mask = draw_ids(2, 4), torch.ones(2, 4, dtype=torch.int64)
+    mask[0, :2] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
+    for how in ({"do_sample": False}, {"do_sample": False, "num_beams": 2}):
+        assert torch.equal(model.generate(ids, **options, **how), reference.generate(ids, **options, **how)), how
+
+
+def run_interleaved(*, tp: int, is_checkpointed: bool) -> None:
+    reference, model, mesh = _build(tp, sequence_parallel=True)
+    first, second = draw_ids(2, 6), draw_ids(3, 3)
+    for each in (reference, model):
+        if is_checkpointed:
+            each.activation_checkpointing_enable({"use_reentrant": False})
+        each.train()
+        with KeepFloat64():
+            loss = each(first, labels=first, use_cache=False).loss
+            other = each(second, labels=second, use_cache=False).loss
+            loss.backward()
+            other.backward()
+    wanted = cut_as(model, mesh, {name: param.grad for name, param in reference.named_parameters()})
+    for name, param in model.named_parameters():
+        torch.testing.assert_close(param.grad, wanted[name], rtol=0, atol=TOLERANCE)
+
+
+def run_meta(*, tp: int, name: str) -> None:
+    """What is cut on the meta device, and filled afterwards, is the same model."""
+    mesh = build_mesh(MeshShape(tp=tp))
+    reference, cut = build_model(name), parallelize(build_model(name), mesh)
+    model = parallelize(build_model(name).to("meta"), mesh)
+    assert all(param.is_meta for param in model.parameters())
+    assert stored_of(model) == stored_of(cut)
+    assert ownership_of(model) == ownership_of(cut)
+    own = cut_as(model, mesh, dict(reference.named_parameters()))
+    for path, param in cut.named_parameters():
+        assert torch.equal(param, own[path]), path
+        assert dict(model.named_parameters())[path].shape == param.shape
+
+
+def run_refusals(*, tp: int) -> None:
+    _, model, _ = _build(tp, sequence_parallel=True, attention_dropout=0.1)
+    ids = draw_ids(2, 5)
+    model(ids)
+    with pytest.raises(ConfigError, match="self_attn.attention_dropout = 0.1 and 1 more"):
+        model.train()(ids)
+    with pytest.raises(ConfigError, match="output_hidden_states asks for tensors"):
+        model.eval()(ids, output_hidden_states=True)
+    with pytest.raises(ConfigError, match="save_pretrained: this rank has a part"):
+        model.save_pretrained("nowhere")
+    with pytest.raises(ConfigError, match="parallel already"):
+        parallelize(model, build_mesh(MeshShape(tp=tp)))
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence_parallel", "all_reduce"])
+@pytest.mark.parametrize("tp", [2, 3])
+def test_whole_logits_of_all_or_some_positions(ranks, tp, sequence_parallel):
+    ranks(tp).call(run_whole_logits, tp=tp, sequence_parallel=sequence_parallel)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence_parallel", "all_reduce"])
+@pytest.mark.parametrize("tp", [2, 3])
+def test_generate_gives_the_same_tokens(ranks, tp, sequence_parallel):
+    ranks(tp).call(run_generate, tp=tp, sequence_parallel=sequence_parallel)
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True], ids=["kept", "checkpointed"])
+def test_two_batches_may_be_under_way(ranks, is_checkpointed):
+    ranks(2).call(run_interleaved, tp=2, is_checkpointed=is_checkpointed)
+
+
+@pytest.mark.parametrize("name", ["llama"])
+def test_a_skeleton_on_the_meta_device_is_cut_as_well(ranks, name):
+    ranks(2).call(run_meta, tp=2, name=name)
+
+
+def test_what_would_be_wrong_is_refused(ranks):
+    ranks(2).call(run_refusals, tp=2)
