@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from plait.checkpoint.weights import WeightFiles
 from plait.comm.environment import Launch, check_world_size, detect_launch
 from plait.comm.launch import LocalRanks, init_from_environment
 from plait.errors import PlaitError
@@ -76,6 +77,7 @@ def _check(launch: Launch, given: dict[str, Any]) -> ServeOptions:
             check_address(options.host, options.port, options.api_key)
         open_source(options.folder)
         check_degree(options.folder, options.tp)
+        WeightFiles.from_folder(options.folder)
     except PlaitError:
         if launch.local_rank == 0:
             raise

@@ -17,15 +17,16 @@ def build_requests(
     Choice `i` is drawn with the seed of the form plus `i`, so that it is what that seed gives alone.
 
     Raises:
-        Refusal: a prompt that the model does not take, or that leaves too little room.
+        Refusal: a prompt that the model does not take, or that leaves too little room, or settings that cannot be.
     """
     seed = secrets.randbits(62) if form.seed is None else form.seed
     requests: list[Request] = []
     for prompt in prompts:
         num_new = _count_new_tokens(form.max_new_tokens, len(prompt), capacity.max_context, param)
         for choice in range(form.num_choices):
+            sampling = _build_sampling(form, seed + choice, num_new)
             try:
-                request = Request(f"{answer_id}-{len(requests)}", prompt, _build_sampling(form, seed + choice, num_new))
+                request = Request(f"{answer_id}-{len(requests)}", prompt, sampling)
                 capacity.check(request)
             except ConfigError as error:
                 raise Refusal(400, error.message, param=param) from error
@@ -34,15 +35,18 @@ def build_requests(
 
 
 def _build_sampling(form: GenerationForm, seed: int, max_new_tokens: int) -> SamplingConfig:
-    return SamplingConfig(
-        temperature=1.0 if form.temperature is None else form.temperature,
-        top_k=max(0, form.top_k or 0),
-        top_p=1.0 if form.top_p is None else form.top_p,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        stop=tuple(form.stop or ()),
-        ignore_eos=bool(form.ignore_eos),
-    )
+    try:
+        return SamplingConfig(
+            temperature=1.0 if form.temperature is None else form.temperature,
+            top_k=max(0, form.top_k or 0),
+            top_p=1.0 if form.top_p is None else form.top_p,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            stop=tuple(form.stop or ()),
+            ignore_eos=bool(form.ignore_eos),
+        )
+    except ConfigError as error:
+        raise Refusal(400, error.message) from error
 
 
 def _count_new_tokens(wanted: int | None, num_prompt: int, max_context: int, param: str) -> int:

@@ -56,3 +56,9 @@ def test_a_token_that_there_is_not_is_refused() -> None:
 def test_a_prompt_without_tokens_is_refused() -> None:
     with pytest.raises(Refusal, match="the prompt has no tokens"):
         build([()], max_tokens=1)
+
+
+def test_settings_that_nothing_can_be_drawn_with_are_refused() -> None:
+    with pytest.raises(Refusal, match="temperature 1e-40 is not 0 or at least") as caught:
+        build([(1,)], max_tokens=1, temperature=1e-40)
+    assert caught.value.param is None
