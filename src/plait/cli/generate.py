@@ -17,7 +17,7 @@ from plait.comm.launch import LocalRanks, init_from_environment
 from plait.comm.mesh import build_mesh
 from plait.config.overlap import Policy
 from plait.errors import ConfigError, PlaitError
-from plait.generate.open import check_degree, open_batch
+from plait.generate.open import check_model, open_batch
 from plait.generate.prompts import build_requests, read_prompts
 from plait.generate.request import Event, Request, SamplingConfig
 from plait.generate.run import Answer, Summary, run_requests
@@ -106,7 +106,7 @@ def _build_job(launch: Launch, folder: Path, options: dict[str, Any], *, as_json
         raise ConfigError("generate: there is no prompt", hint="give --prompt TEXT or --prompts FILE.jsonl")
     source = open_source(folder)
     requests = build_requests(source, given, is_chat=options["is_chat"])
-    check_degree(folder, tp)
+    check_model(folder, tp)
     texts = tuple(text for _, text, _ in given)
     return Job(folder, tp, options["dtype"], options["overlap"], texts, tuple(requests), as_json)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from plait.checkpoint.weights import WeightFiles
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
 from plait.config.overlap import OverlapConfig, Policy
@@ -61,13 +62,17 @@ def build_batch(source: Source, views: Views, mesh: Mesh, limits: Limits | None 
     return ContinuousBatch(views, shard, source.decode, capacity=source.capacity, eos_ids=source.eos_ids, limits=limits)
 
 
-def check_degree(path: str | Path, tp: int) -> None:
-    """Refuse a model that has no plan, or cannot be cut over `tp` ranks; needs no process group and reads no weights.
+def check_model(path: str | Path, tp: int) -> None:
+    """Refuse a model that has no weights, no plan, or cannot be cut over `tp` ranks; needs no process group.
 
     Raises:
-        ConfigError: why not.
+        ConfigError: it cannot be cut, or nobody knows how.
+        CheckpointError: there are no weights, or their files are damaged.
     """
-    model = build_skeleton(Path(path))
+    folder = Path(path)
+    model = build_skeleton(folder)
+    derive_mask_form(model.config.get_text_config())  # type: ignore[union-attr, operator]
+    WeightFiles.from_folder(folder)
     if tp == 1:
         return
     plan = plan_for(model)

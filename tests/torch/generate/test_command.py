@@ -80,7 +80,7 @@ def test_a_chat_template_is_put_around_prompts(run: Run, folder: Path, tmp_path:
         (["--prompt", "a" * 96], "a prompt of 96 tokens and one new token do not fit into the context of 96"),
         (["--prompt", ""], "the prompt has no tokens"),
         (["--prompt", "a", "--chat"], "the tokenizer has no chat template"),
-        (["--prompt", "a", "--tp", "7"], "heads cannot"),
+        (["--prompt", "a", "--tp", "7"], "6 query heads in 3 KV groups of 2 cannot"),
         (["--prompts", "none.jsonl"], "cannot be read: No such file"),
     ],
 )
