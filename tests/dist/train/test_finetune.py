@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from plait.checkpoint.index import Index
 from plait.cli.main import main
@@ -18,7 +20,7 @@ from plait.errors import CheckpointError
 from plait.hf.directory.source import take_part
 from plait.hf.load import list_stored
 from plait.parallel.apply import ownership_of
-from plait.parallel.shard import gather_tensor
+from plait.parallel.shard import shard_tensor
 from plait.sharding import MeshShape
 from plait.train.corpus.windows import MicroBatch
 from plait.train.loop import Summary, build_trainer, train
@@ -41,7 +43,7 @@ def _build_run(folder: Path, model: Path, name: str = "run", *overrides: str) ->
     file.write_text(
         f'name = "{name}"\nout_dir = "{folder / "runs"}"\nseed = 11\n[model]\npath = "{model}"\n'
         f'[precision]\ncompute = "float32"\n[data]\nkind = "tokens"\npaths = ["{folder / "tokens.npy"}"]\n'
-        "[train]\nsteps = 6\nseq_len = 16\nmicro_batch_size = 4\nlearning_rate = 0.01\ncheck_replicas_every = 2\n"
+        "[train]\nsteps = 6\nseq_len = 16\nmicro_batch_size = 4\nlearning_rate = 0.003\ncheck_replicas_every = 2\n"
     )
     run = load_training_config(str(file), overrides)
     assert isinstance(run, FineTuneConfig)
@@ -56,33 +58,36 @@ def _train(run: FineTuneConfig, stop_at: int | None = None) -> Summary:
         return train(run, mesh)
 
 
-def _step(run: FineTuneConfig, batch: MicroBatch) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """Loss, gradient norm and whole gradients, by their names in a directory, of one step."""
+def _step(run: FineTuneConfig, batch: MicroBatch, expected: Path) -> tuple[float, float, dict[str, float]]:
+    """Loss, gradient norm and, by FQN, how far this rank's gradients are from those in `expected`, relative to it."""
     mesh = build_mesh(run.parallel.mesh_shape)
     trainer = build_trainer(run, mesh)
     result = trainer.step([batch], 0.0)
-    ownership, gradients = ownership_of(trainer.model), {}
-    for fqn, stored in list_stored(trainer.model).items():
-        grad = trainer.model.get_parameter(fqn).grad
-        assert grad is not None, fqn
-        whole = gradients.setdefault(stored.name, torch.full(stored.shape, torch.nan))
-        take_part(whole, stored).copy_(gather_tensor(grad, ownership[fqn], mesh))
-    return result.loss, result.grad_norm, gradients
+    stored, ownership, errors = list_stored(trainer.model), ownership_of(trainer.model), {}
+    with safe_open(expected, framework="pt") as file:
+        assert set(file.keys()) == {each.name for each in stored.values()}
+        for fqn, each in stored.items():
+            grad = trainer.model.get_parameter(fqn).grad
+            assert grad is not None, fqn
+            whole = take_part(file.get_tensor(each.name), each)
+            own = shard_tensor(whole, ownership[fqn], mesh.tp.rank)
+            errors[fqn] = ((own - grad).norm() / (whole.norm() + 1e-6 * result.grad_norm)).item()
+    return result.loss, result.grad_norm, errors
 
 
-def _step_unsharded(run: FineTuneConfig, batch: MicroBatch) -> tuple[float, float, dict[str, torch.Tensor]]:
-    """The same by transformers alone, in float64, with its own loss; norm before it is clipped, gradients after."""
+def _step_unsharded(run: FineTuneConfig, batch: MicroBatch, target: Path) -> tuple[float, float]:
+    """Loss and norm by transformers alone, in float64; the gradients, clipped as in training, go to a file."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(run.model.path, dtype=torch.float64).train()
-    labels = torch.cat([batch.tokens[:, :1], batch.targets.view_as(batch.tokens)], dim=1)
     logits = model(batch.tokens).logits.flatten(0, 1)
-    loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten())
+    loss = torch.nn.functional.cross_entropy(logits, batch.targets)
     loss.backward()
     grads = {name: param.grad for name, param in model.named_parameters()}
     norm = torch.stack([grad.norm() for grad in grads.values()]).norm().item()
     scale = min(1.0, run.train.max_grad_norm / norm)
-    return loss.item(), norm, {name: grad * scale for name, grad in grads.items()}
+    save_file({name: grad * scale for name, grad in grads.items()}, target)
+    return loss.item(), norm
 
 
 def _draw_batch(vocab_size: int, shape: tuple[int, int] = (2, 16)) -> MicroBatch:
@@ -91,14 +96,12 @@ def _draw_batch(vocab_size: int, shape: tuple[int, int] = (2, 16)) -> MicroBatch
     return MicroBatch(rows[:, :-1].contiguous(), rows[:, 1:].flatten(), 0)
 
 
-def _check_step(ranks: Ranks, run: FineTuneConfig, batch: MicroBatch) -> None:
-    loss, norm, gradients = _step_unsharded(run, batch)
-    for found in ranks(run.parallel.tp).call(_step, run=run, batch=batch):
-        assert found[0] == pytest.approx(loss, rel=REORDERED)
-        assert found[1] == pytest.approx(norm, rel=REORDERED)
-        assert found[2].keys() == gradients.keys()
-        for name, grad in gradients.items():
-            assert (found[2][name] - grad).norm() <= REORDERED * grad.norm() + 1e-9 * norm, name
+def _check_step(ranks: Ranks, run: FineTuneConfig, batch: MicroBatch, expected: Path) -> None:
+    loss, norm = _step_unsharded(run, batch, expected)
+    for found_loss, found_norm, errors in ranks(run.parallel.tp).call(_step, run=run, batch=batch, expected=expected):
+        assert found_loss == pytest.approx(loss, rel=REORDERED)
+        assert found_norm == pytest.approx(norm, rel=REORDERED)
+        assert {fqn: error for fqn, error in errors.items() if not error < REORDERED} == {}
 
 
 @pytest.mark.parametrize("sequence_parallel", ["true", "false"])
@@ -109,12 +112,13 @@ def test_loss_and_gradients_of_a_step_are_those_of_the_unsharded_model(
 ) -> None:
     overrides = [f"parallel.tp={tp}", f"parallel.sequence_parallel={sequence_parallel}"]
     run = _build_run(tmp_path, save_hf_model(tmp_path / "model", name), "run", *overrides)
-    _check_step(ranks, run, _draw_batch(67))
+    _check_step(ranks, run, _draw_batch(67), tmp_path / "expected")
 
 
+@pytest.mark.timeout(900)
 def test_loss_and_gradients_of_a_step_with_real_weights(ranks: Ranks, tmp_path: Path) -> None:
     run = _build_run(tmp_path, smollm2_folder(), "run", "parallel.tp=2", "overlap=full")
-    _check_step(ranks, run, _draw_batch(49_152, (1, 48)))
+    _check_step(ranks, run, _draw_batch(49_152, (1, 32)), tmp_path / "expected")
 
 
 def _numbers(run: FineTuneConfig) -> list[float]:
@@ -130,7 +134,7 @@ def test_a_run_does_not_depend_on_the_mesh_nor_on_being_resumed_on_another(
     whole = _build_run(tmp_path, model, "whole")
     train(whole, build_mesh(MeshShape()))
     losses = _numbers(whole)
-    assert losses[0] > losses[-2]
+    assert len(set(losses)) == 12
     for shape, then in (((1, 1), (1, 3)), ((1, 2), (1, 1)), ((2, 2), (1, 3))):
         name = f"dp{shape[0]}-tp{shape[1]}"
         first, second = (

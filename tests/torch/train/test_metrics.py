@@ -4,10 +4,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
-from plait.config.model import GptConfig
+from plait.config.checkpoint import derive_checkpoint_fields
+from plait.config.hf import load_hf_fields
+from plait.config.model import GptConfig, ModelConfig
+from plait.config.run import FineTuneConfig
 from plait.errors import ConfigError
-from plait.train.metrics import MetricsFile, Rates, derive_step_flops, find_peak_flops_per_s, read_metrics
+from plait.hf.directory.skeleton import build_skeleton
+from plait.train.metrics import (
+    MetricsFile,
+    Rates,
+    count_step_flops,
+    derive_step_flops,
+    find_peak_flops_per_s,
+    read_metrics,
+)
+from tests.support.hf_models import save_hf_model
 from tests.support.training import GPT, build_run
 
 CPU = torch.device("cpu")
@@ -79,16 +92,28 @@ def test_flops_of_a_step_are_those_of_the_literature(tmp_path: Path) -> None:
     assert derive_step_flops(run) == 3 * 2 * (72 * B * S * L * D**2 + 12 * B * S**2 * L * D + 6 * B * S * D * V)
 
 
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2"])
+def test_flops_of_a_hugging_face_model_are_those_of_the_native_one(tmp_path: Path, name: str) -> None:
+    fields = load_hf_fields(save_hf_model(tmp_path / "model", name))
+    native = build_run(tmp_path, model=TypeAdapter(ModelConfig).validate_python(fields))
+    shape = derive_checkpoint_fields({"path": str(tmp_path / "model")})
+    run = FineTuneConfig.model_validate({**native.model_dump(), "model": shape})
+    model = build_skeleton(tmp_path / "model")
+    assert count_step_flops(run, model) == derive_step_flops(native)
+    model.requires_grad_(False)
+    assert 0.6 < count_step_flops(run, model) / derive_step_flops(native) < 0.8
+
+
 def test_rates_are_per_second_and_rank(tmp_path: Path) -> None:
     run = build_run(tmp_path, parallel={"dp": 2, "tp": 2})
-    record = Rates.build(run, CPU).measure(0.5)
+    record = Rates.build(run, 800, CPU).measure(0.5)
     assert record["tokens_per_s"] == 2 * 4 * 16 / 0.5
-    assert record["flops_per_s_per_rank"] == derive_step_flops(run) / 4 / 0.5
+    assert record["flops_per_s_per_rank"] == 800 / 4 / 0.5
     assert (record["peak_memory_bytes"] or 0) > 1e7
 
 
 def test_no_mfu_is_given_where_no_peak_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Rates.build(build_run(tmp_path), CPU).measure(1.0)["mfu"] is None
+    assert Rates.build(build_run(tmp_path), 1, CPU).measure(1.0)["mfu"] is None
     cuda = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Unheard Of")
     assert find_peak_flops_per_s(cuda, "bfloat16") is None
