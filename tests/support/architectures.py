@@ -29,8 +29,41 @@ _SIZES = {
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "mistral": {"sliding_window": 5, "head_dim": 4},
+    "mistral": {"sliding_window": 5, "head_dim": 6},
     "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 4},
+    "gemma": {"head_dim": 4},
+    "gemma2": {"head_dim": 4, "sliding_window": 5, "query_pre_attn_scalar": 4},
+    "gemma3_text": {"head_dim": 4, "sliding_window": 5, "query_pre_attn_scalar": 4},
+    "vaultgemma": {"head_dim": 4, "sliding_window": 5, "query_pre_attn_scalar": 4},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "olmo": {"clip_qkv": 0.5},
+    "olmo2": {},
+    "olmo3": {"sliding_window": 5},
+    "phi": {"partial_rotary_factor": 0.5, "qk_layernorm": True, "head_dim": 4},
+    "phi3": {"pad_token_id": 0},
+    "glm": {"head_dim": 4, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    "glm4": {"head_dim": 4, "partial_rotary_factor": 0.5, "pad_token_id": 0},
+    "gpt_neox": {"rotary_pct": 0.5},
+    "gptj": {"rotary_dim": 2},
+    "gpt2": {},
+    "starcoder2": {"residual_dropout": 0.0, "embedding_dropout": 0.0, "attention_dropout": 0.0},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "cohere": {},
+    "cohere2": {"sliding_window": 5, "head_dim": 4},
+    "nemotron": {},
+    "arcee": {},
+    "apertus": {},
+    "helium": {"head_dim": 4},
+    "exaone4": {"sliding_window": 5, "sliding_window_pattern": 2},
+    "ernie4_5": {"use_bias": True},
+    "seed_oss": {"head_dim": 4, "attention_dropout": 0.0, "residual_dropout": 0.0},
+    "hyperclovax": {},
+    "jais2": {},
+    "ministral": {"head_dim": 4},
+    "ministral3": {"head_dim": 4},
+    "nanochat": {},
+    "cwm": {"head_dim": 4, "sliding_window": 5},
 }
 """What each needs beside the sizes that all share, by transformers' name of the architecture."""
 
@@ -39,15 +72,18 @@ def build_config(name: str, **other: Any) -> Any:
     """The config of a small model."""
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(name, **{**_SIZES, **ARCHITECTURES[name], **other})
+    values = {**_SIZES, **ARCHITECTURES[name], **other}
+    kind = type(AutoConfig.for_model(name))
+    known = {field for each in kind.__mro__ for field in getattr(each, "__annotations__", {})} | set(kind.attribute_map)
+    return kind(**{field: value for field, value in values.items() if field in known})
 
 
-def build_model(name: str, **other: Any) -> Any:
+def build_model(name: str, *, attn_implementation: str | None = None, **other: Any) -> Any:
     """A small model in float64, in evaluation mode, whose weights are all random (also norms and biases)."""
     from transformers import AutoModelForCausalLM
 
     config = build_config(name, **other)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation=attn_implementation)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for path, param in model.named_parameters():
@@ -55,6 +91,14 @@ def build_model(name: str, **other: Any) -> Any:
             is_scale = param.dim() == 1 and path.endswith("weight")
             param.copy_(1 + 0.3 * values if is_scale else 0.3 * values)
     return model.eval()
+
+
+def build_skeleton(name: str) -> Any:
+    """The same on the meta device."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(build_config(name), dtype=torch.float64).eval()
 
 
 def draw_ids(*shape: int, seed: int = 1) -> Tensor:
@@ -67,9 +111,6 @@ class KeepFloat64(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is Tensor.backward:
-            with self:  # also for what is computed again there
-                return func(*args, **kwargs)
         if args and isinstance(args[0], Tensor) and args[0].dtype is torch.float64:
             if func is Tensor.float:
                 return args[0]

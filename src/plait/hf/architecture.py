@@ -29,6 +29,17 @@ ROW_DROPOUTS = ("resid_dropout", "dropout")
 FEATURE_NORMS = ("Olmo2RMSNorm", "Olmo3RMSNorm")
 """RMSNorms that multiply by their weight before they cast; they may span all heads of an attention."""
 
+EXITS = {"gpt2": "ln_f"}
+"""Of base models that read the shape of what the last module gives: its name in the base model, by model type."""
+
+INTERLEAVED = ("CodeGenAttention",)
+"""Attentions whose packed projection has the heads in groups, each of queries, values and keys."""
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether a module with parameters works element by element, as the learned activation of Apertus does."""
+    return type(module).__name__ == "XIELUActivation"
+
 
 def find_rules(model: Any) -> dict[str, str]:
     """Transformers' tensor-parallel rules of a model, by module path pattern; those of ours for GPT-2."""

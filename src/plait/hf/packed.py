@@ -75,10 +75,12 @@ def _take(name: str, module: nn.Module, rows: Interval, path: str, stored: dict[
     linear = nn.Linear(1, 1, bias=bias is not None, device="meta")
     linear.out_features, linear.in_features = len(rows), linear_shape(module)[1]
     linear.weight = nn.Parameter(own.t() if is_turned else own, requires_grad=weight.requires_grad)
-    place = (dim, rows) if is_part else (None, None)
-    stored[f"{path}.weight"] = Stored(f"{name}.weight", tuple(weight.shape), *place, is_turned)
+    interval = rows if is_part else None
+    stored[f"{path}.weight"] = Stored(
+        f"{name}.weight", tuple(weight.shape), dim if is_part else None, interval, is_transposed=is_turned
+    )
     if bias is not None:
         own_bias = bias.detach().narrow(0, rows.start, len(rows))
         linear.bias = nn.Parameter(own_bias, requires_grad=bias.requires_grad)
-        stored[f"{path}.bias"] = Stored(f"{name}.bias", tuple(bias.shape), *((0, rows) if is_part else (None, None)))
+        stored[f"{path}.bias"] = Stored(f"{name}.bias", tuple(bias.shape), 0 if is_part else None, interval)
     return linear

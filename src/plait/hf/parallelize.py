@@ -10,15 +10,15 @@ from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
 from plait.contract.plan import Plan
 from plait.errors import ConfigError
-from plait.hf.batch import CutBatch, WholeBatch
-from plait.hf.calls import Calls
 from plait.hf.heads import apply_heads
-from plait.hf.loss import CausalLoss
 from plait.hf.packed import is_transposed, take_apart
 from plait.hf.plan import ModelPlan, plan_for
 from plait.hf.reading import generic
-from plait.hf.region import BatchBuild
 from plait.hf.stored import ATTRIBUTE, Stored
+from plait.hf.twin.batch import CutBatch, WholeBatch
+from plait.hf.twin.calls import Calls
+from plait.hf.twin.loss import CausalLoss
+from plait.hf.twin.region import BatchBuild
 from plait.parallel import apply
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -63,7 +63,7 @@ def parallelize(
     else:
         _cut(model, mesh, plan, overlap, batch, sequence_parallel=sequence_parallel)
     model.loss_function = CausalLoss(batch)  # type: ignore[assignment]
-    Calls(batch).install(model, model.get_submodule(plan.base), model.get_submodule(plan.layers))
+    Calls(batch).install(model, plan)
     return model
 
 
@@ -77,14 +77,14 @@ def _cut(
     sequence_parallel: bool,
 ) -> None:
     """Let every module have this rank's part."""
-    setattr(model, ATTRIBUTE, _take_apart(model, plan))
+    setattr(model, ATTRIBUTE, take_apart_model(model, plan))
     roles = plan.build_plan(sequence_parallel=sequence_parallel)
     apply.parallelize(model, mesh, roles, overlap=overlap, build=partial(BatchBuild, batch=batch))
     for name, heads in plan.heads.items():
         apply_heads(model.get_submodule(name), heads, heads.per_rank(mesh.tp.degree, mesh.tp.rank))
 
 
-def _take_apart(model: nn.Module, plan: ModelPlan) -> dict[str, Stored]:
+def take_apart_model(model: nn.Module, plan: ModelPlan) -> dict[str, Stored]:
     """Replace packed and transposed linears by what they consist of; where all of that is stored."""
     stored: dict[str, Stored] = {}
     for name, module in list(model.named_modules()):

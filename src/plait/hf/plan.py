@@ -10,6 +10,7 @@ from plait.contract.plan import Plan, Role, name_role
 from plait.errors import ConfigError
 from plait.hf import architecture
 from plait.hf.heads import HeadCount
+from plait.hf.lora.layers import unwrap
 from plait.hf.packed import Part
 from plait.hf.reading import COLUMN_RULES, ROW_RULES, Finding, Reading, generic
 from plait.sharding import Columns
@@ -29,6 +30,7 @@ class ModelPlan:
         replicated: patterns of the modules of which every rank holds all, and why.
         base: path of the base model.
         layers: path of its list of layers.
+        exit: path of the module behind which tokens are gathered; None where they stay cut up to the head.
         parts: of each packed linear, by its path.
         heads: of each attention, by its path.
     """
@@ -39,6 +41,7 @@ class ModelPlan:
     replicated: Mapping[str, str]
     base: str
     layers: str
+    exit: str | None
     parts: Mapping[str, tuple[Part, ...]]
     heads: Mapping[str, HeadCount]
 
@@ -67,6 +70,7 @@ def plan_for(model: Any, *, allow: Sequence[str] = ()) -> ModelPlan:
         ConfigError: lists a model without rules, rules that match nothing or have no parallel twin, and modules that no
             rule covers.
     """
+    model = unwrap(model)
     _check_model(model)
     kind = type(model).__name__
     rules = architecture.find_rules(model)
@@ -82,7 +86,7 @@ def plan_for(model: Any, *, allow: Sequence[str] = ()) -> ModelPlan:
         problems = list(dict.fromkeys(map(generic, reading.problems)))
         hint = 'what may stay whole is named in allow=("model.layers.*.x", ...) of plait.plan_for'
         raise ConfigError.from_problems(f"plan of {kind}", problems, hint=hint)
-    found = _join(reading.findings)
+    found = _join(reading.findings, [name for name, _ in model.named_modules()])
     return ModelPlan(
         roles={pattern: finding.role for pattern, finding in found.items()},
         regions=reading.regions,
@@ -90,12 +94,13 @@ def plan_for(model: Any, *, allow: Sequence[str] = ()) -> ModelPlan:
         replicated={pattern: finding.whole for pattern, finding in found.items() if finding.whole is not None},
         base=base,
         layers=layers,
+        exit=f"{base}.{last}" if (last := architecture.EXITS.get(model.config.model_type)) else None,
         parts=reading.parts,
         heads=reading.heads,
     )
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: object) -> None:
     kind = type(model).__name__
     wanted = ("config", "base_model_prefix", "get_input_embeddings", "get_output_embeddings")
     if not isinstance(model, nn.Module) or not all(hasattr(model, name) for name in wanted):
@@ -103,7 +108,8 @@ def _check_model(model: Any) -> None:
             f"{kind} is no model of transformers, so its plan is unknown",
             hint="give a plan: plait.Plan({module path pattern: role, ...})",
         )
-    if model.get_output_embeddings() is None or not hasattr(model, "prepare_inputs_for_generation"):
+    causal: Any = model
+    if causal.get_output_embeddings() is None or not hasattr(model, "prepare_inputs_for_generation"):
         raise ConfigError(f"{kind} is no causal language model", hint="give the ...ForCausalLM of this architecture")
 
 
@@ -127,11 +133,14 @@ def _list_regions(model: nn.Module, rules: Mapping[str, str], layers: str) -> tu
     return tuple(place for place in above if not any(place.startswith(f"{other}.") for other in above))
 
 
-def _join(findings: Mapping[str, Finding]) -> dict[str, Finding]:
-    """One entry for modules that differ in their layer's number only, and are alike."""
-    alike: dict[str, set[Finding]] = {}
-    for name, finding in findings.items():
-        alike.setdefault(generic(name), set()).add(finding)
+def _join(findings: Mapping[str, Finding], names: Sequence[str]) -> dict[str, Finding]:
+    """One entry for modules that differ in their layer's number only, and are alike.
+
+    With adapters in some layers only, linears have roles of their own in some and not in others.
+    """
+    alike: dict[str, set[Finding | None]] = {}
+    for name in (*names, *findings):
+        alike.setdefault(generic(name), set()).add(findings.get(name))
     return {(generic(name) if len(alike[generic(name)]) == 1 else name): finding for name, finding in findings.items()}
 
 

@@ -22,6 +22,7 @@ from plait.contract.plan import (
 )
 from plait.hf import architecture
 from plait.hf.heads import KEY_VALUE, HeadCount, count_heads
+from plait.hf.lora import layers
 from plait.hf.packed import Part, is_linear, linear_shape
 from plait.sharding import Columns, Cut
 
@@ -31,6 +32,9 @@ GROUP = "input"
 COLUMN_RULES = ("colwise", "colwise_gather_output", "colwise_rep")
 ROW_RULES = ("rowwise", "rowwise_split_input", "rowwise_rep")
 WHOLE_RULES = ("replicated_with_grad_allreduce", "replicate")
+
+_EXPERTS = ("moe_tp_experts", "moe_identity_expert", "ep_dispatch_experts", "grouped_gemm")
+_NO_EXPERTS = "mixtures of experts have no parallel twin"
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
 """A region with one of these columns is an attention."""
@@ -76,27 +80,40 @@ class Reading:
     def read(self) -> None:
         """Find the role of every module that needs one."""
         self._check_rules()
+        if self.problems and self.problems[0].endswith(_NO_EXPERTS):
+            return
         self._count_heads()
+        self.problems += layers.list_config_problems(self.model)
+        adapted = dict(layers.list_adapted(self.model))
+        inside = tuple(f"{name}." for name in adapted)
         for name, module in self.model.named_modules():
             holds = [param for param, _ in module.named_parameters(recurse=False)]
-            if name and (holds or isinstance(module, nn.Dropout)):
+            if name in adapted:
+                self._read_adapted(name, module)
+            elif name and (holds or isinstance(module, nn.Dropout)) and not name.startswith(inside):
                 self._read_module(name, module, holds)
 
     def _check_rules(self) -> None:
+        experts = [pattern for pattern, rule in self.rules.items() if rule in _EXPERTS and self._find(pattern)]
+        if experts:
+            kind = type(self.model.get_submodule(str(self._find(experts[0])))).__name__
+            rule = self.rules[experts[0]]
+            self.problems = [f"rule {rule!r} of {experts[0]} ({kind}): {_NO_EXPERTS}"]
+            return
         names = {generic(name) for name, _ in self.model.named_modules()}
         params = {generic(name) for name, _ in self.model.named_parameters(remove_duplicate=False)}
         for pattern, rule in self.rules.items():
             if self._is_allowed(pattern):
                 continue
             if pattern in params:
-                owner = self.model.get_submodule(self._first(pattern).rpartition(".")[0])
+                owner = self.model.get_submodule(str(self._find(pattern)).rpartition(".")[0])
                 self.problems.append(
                     f"rule {rule!r} of {pattern}, a parameter of {type(owner).__name__}, has no parallel twin"
                 )
             elif pattern not in names:
                 self.problems.append(f"rule {rule!r} of {pattern} matches no module of this model")
             elif rule not in _KNOWN:
-                module = self.model.get_submodule(self._first(pattern))
+                module = self.model.get_submodule(str(self._find(pattern)))
                 self.problems.append(f"rule {rule!r} of {pattern} ({type(module).__name__}) has no parallel twin")
 
     def _count_heads(self) -> None:
@@ -124,10 +141,33 @@ class Reading:
         if finding is not None:
             self.findings[name] = finding
 
+    def _read_adapted(self, name: str, layer: nn.Module) -> None:
+        """A linear with adapters: read as the linear that it is without, which then is one name further down."""
+        base, known, problems = layers.find_base(layer), set(self.findings), list(layers.list_problems(name, layer))
+        self.problems += problems
+        if problems:
+            return
+        if layer in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
+            self.problems.append(f"{name} has adapters, which have a parallel form in the layers alone")
+            return
+        self._read_module(name, base, [param for param, _ in base.named_parameters(recurse=False)])
+        bare = {path: self.findings.pop(path) for path in [*self.findings] if path not in known}
+        for path, role in layers.derive_roles(name, layer, {path: each.role for path, each in bare.items()}).items():
+            whole = "adapter: every rank uses it on its own part" if isinstance(role, InRegion | TokenLocal) else None
+            own = bare.get(layers.find_plain_name(path))
+            self.findings[path] = Finding(role, "adapter" if own is None else own.why, whole)
+        if name in self.parts:
+            parts = self.parts.pop(name)
+            self.parts |= dict.fromkeys(layers.list_packed(name, layer), parts)
+
     def _read_linear(self, name: str, module: nn.Module, rule: str) -> Finding | None:
         region = self._region(name)
         if region is None:
             self.problems.append(f"rule {rule!r} of {name} is outside of the layers {self.layers}.*")
+            return None
+        owner = type(self.model.get_submodule(region)).__name__
+        if owner in architecture.INTERLEAVED:
+            self.problems.append(f"{self._describe(region)} interleaves its heads in a way that has no parallel twin")
             return None
         parts = self._find_parts(name, module)
         is_gathered = rule not in ("colwise", "rowwise")
@@ -149,7 +189,7 @@ class Reading:
         above, _, leaf = name.rpartition(".")
         region = self._region(name)
         heads = None if region is None else self.heads.get(region)
-        return architecture.find_parts(self.model.get_submodule(above), leaf, module, heads)
+        return architecture.find_parts(self.model.get_submodule(above), leaf, layers.find_base(module), heads)
 
     def _cut(self, region: str, name: str, features: int) -> Cut:
         heads = self.heads.get(region)
@@ -190,6 +230,8 @@ class Reading:
         self, region: str, name: str, module: nn.Module, holds: list[str], rule: str | None
     ) -> Finding | None:
         heads = self.heads.get(region)
+        if architecture.is_activation(module):
+            return Finding(InRegion(), rule or "activation", "used by every rank on its own features")
         if not (is_norm(module) or rule is not None):
             return self._refuse(name, module, holds, InRegion(), "no rule says how to cut it")
         if heads is not None and is_norm(module):
@@ -233,10 +275,11 @@ class Reading:
     def _is_allowed(self, path: str) -> bool:
         return any(is_match(pattern, path) or pattern == path for pattern in self.allowed)
 
-    def _first(self, pattern: str) -> str:
+    def _find(self, pattern: str) -> str | None:
+        """The first module or parameter that a rule names."""
         every = [name for name, _ in self.model.named_modules()]
         every += [name for name, _ in self.model.named_parameters(remove_duplicate=False)]
-        return next(name for name in every if generic(name) == pattern)
+        return next((name for name in every if generic(name) == pattern), None)
 
     def _describe(self, region: str) -> str:
         return f"{generic(region)} ({type(self.model.get_submodule(region)).__name__})"

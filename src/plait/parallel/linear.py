@@ -30,6 +30,13 @@ class Group(Protocol):
     def compute(self, member: "ColumnParallelLinear", x: Tensor) -> Tensor: ...
 
 
+class Columns(Protocol):
+    """What a pass through columns needs of each: its own part of the parameters."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+
 class ColumnParallelLinear(nn.Module):
     """Linear whose output features are cut over tp; alone it gathers its own input, in a group the group does.
 
@@ -135,9 +142,7 @@ class RowParallelLinear(nn.Module):
         return f"{list(self.weight.shape)} of rank {self.exit.mesh.tp.rank}/{self.exit.mesh.tp.degree}"
 
 
-def run_column_group(
-    x: Tensor, group: ColumnGroup, members: Sequence[ColumnParallelLinear], *, keeps_full: bool = False
-) -> Outputs:
+def run_column_group(x: Tensor, group: ColumnGroup, members: Sequence[Columns], *, keeps_full: bool = False) -> Outputs:
     """Every member's output, what the group's activation makes of them, and the gathered input where it is wanted."""
     weights, biases = [member.weight for member in members], [member.bias for member in members]
     if torch.compiler.is_compiling():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from plait.comm.mesh import build_mesh
+from plait.config.overlap import Policy
 from plait.contract.parameter import build_vocab_split
 from plait.hf.parallelize import parallelize
 from plait.sharding import MeshShape
@@ -48,15 +49,60 @@ def _check_same(model: Any, reference: Any, mesh: Any, ids: Tensor, **kwargs: An
             assert close, f"{name}: off by {(params[name].grad - grad).abs().max()}"
 
 
-def run_parity(*, name: str, tp: int, sequence_parallel: bool, shape: tuple[int, int] = (3, 7), **config: Any) -> None:
+def run_parity(
+    *,
+    name: str,
+    tp: int,
+    sequence_parallel: bool,
+    shape: tuple[int, int] = (3, 7),
+    overlap: Policy = "disabled",
+    **config: Any,
+) -> None:
     mesh = build_mesh(MeshShape(tp=tp))
     reference, model = build_model(name, **config), build_model(name, **config)
-    parallelize(model, mesh, sequence_parallel=sequence_parallel)
+    parallelize(model, mesh, sequence_parallel=sequence_parallel, overlap=overlap)
     _check_same(model, reference, mesh, draw_ids(*shape))
 
 
-@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence_parallel", "all_reduce"])
+def run_both(*, name: str, tp: int) -> None:
+    for sequence_parallel in (True, False):
+        run_parity(name=name, tp=tp, sequence_parallel=sequence_parallel)
+
+
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logits_loss_and_gradients_are_those_of_the_unsharded_model(ranks, name, tp, sequence_parallel):
-    ranks(tp).call(run_parity, name=name, tp=tp, sequence_parallel=sequence_parallel)
+def test_logits_loss_and_gradients_are_those_of_the_unsharded_model(ranks, name, tp):
+    ranks(tp).call(run_both, name=name, tp=tp)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "KV heads replicated over ranks": {"tp": 4, "num_key_value_heads": 2},
+    "KV heads replicated unevenly": {"tp": 3, "num_key_value_heads": 2, "num_attention_heads": 8, "head_dim": 4},
+    "one KV head": {"tp": 3, "num_key_value_heads": 1},
+    "9 heads in 3 groups": {"tp": 2, "num_attention_heads": 9, "head_dim": 4, "hidden_size": 36},
+    "all heads their own": {"tp": 4, "num_key_value_heads": 6},
+    "fewer tokens than ranks": {"tp": 4, "shape": (1, 2)},
+    "one sequence": {"tp": 3, "shape": (1, 11)},
+    "eager attention": {"tp": 2, "attn_implementation": "eager"},
+    "tied": {"tp": 3, "tie_word_embeddings": True},
+    "biases": {"tp": 3, "attention_bias": True, "mlp_bias": True},
+}
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence_parallel", "all_reduce"])
+@pytest.mark.parametrize("case", CASES)
+def test_sizes_that_do_not_divide(ranks, case, sequence_parallel):
+    tp = CASES[case]["tp"]
+    ranks(tp).call(run_parity, name="llama", sequence_parallel=sequence_parallel, **CASES[case])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "phi3", "gpt2", "gemma3_text"])
+def test_more_ranks_than_kv_heads(ranks, name):
+    kv_heads = {} if name == "gpt2" else {"num_key_value_heads": 2}
+    ranks(4).call(run_parity, name=name, tp=4, sequence_parallel=True, **kv_heads)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "olmo2"])
+def test_overlap_changes_nothing(ranks, name, tp):
+    ranks(tp).call(run_parity, name=name, tp=tp, sequence_parallel=True, overlap="full")

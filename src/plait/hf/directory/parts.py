@@ -12,7 +12,7 @@ from torch import nn
 
 from plait.errors import ConfigError
 from plait.hf.directory.skeleton import build_from_config, list_saved_buffers
-from plait.hf.parallelize import _take_apart as take_apart_model
+from plait.hf.parallelize import take_apart_model
 from plait.hf.plan import ModelPlan, plan_for
 from plait.hf.stored import Stored
 from plait.parallel import match

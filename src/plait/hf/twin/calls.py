@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from plait.errors import ConfigError
-from plait.hf.batch import WholeBatch
+from plait.hf.plan import ModelPlan
+from plait.hf.twin.batch import WholeBatch
 from plait.parallel.region.arguments import Arguments, map_hidden_states
 
 _WHOLE_OUTPUTS = ("output_hidden_states", "output_attentions")
@@ -21,14 +22,16 @@ class Calls:
         self.batch = batch
         self.rates: list[tuple[str, nn.Module, str]] = []
 
-    def install(self, model: nn.Module, base: nn.Module, layers: nn.Module) -> None:
+    def install(self, model: nn.Module, plan: ModelPlan) -> None:
         """Hook this into a model."""
         if self.batch.mesh.tp.degree > 1:
             self.rates = list(_list_rates(model))
         model.register_forward_pre_hook(self.begin, with_kwargs=True)
         model.register_forward_hook(self.end, always_call=True)
-        layers.get_submodule("0").register_forward_pre_hook(self.enter, with_kwargs=True)
-        base.register_forward_hook(self.leave)
+        model.get_submodule(f"{plan.layers}.0").register_forward_pre_hook(self.enter, with_kwargs=True)
+        if plan.exit is not None:
+            model.get_submodule(plan.exit).register_forward_hook(self.leave_early)
+        model.get_submodule(plan.base).register_forward_hook(self.leave)
         model.prepare_inputs_for_generation = Preparation(model)  # type: ignore[assignment]
         model.save_pretrained = _Refusal(type(model).__name__)  # type: ignore[assignment]
 
@@ -52,6 +55,10 @@ class Calls:
     def enter(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """In front of the first layer."""
         return map_hidden_states(self.batch.enter, args, kwargs)
+
+    def leave_early(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Behind the last module of a base model that reads the shape of what that gives."""
+        return self.batch.leave(self.batch.remember(output))
 
     def leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
         """Behind the base model, whose hidden states are gathered for whoever picks some of them."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from plait.contract.plan import VocabHead
-from plait.hf.batch import WholeBatch
-from plait.hf.vocabulary import HeadLinear, ScaledEmbedding
+from plait.hf.twin.batch import WholeBatch
+from plait.hf.twin.vocabulary import HeadLinear, Scale, ScaledEmbedding
 from plait.parallel.build import Build
 from plait.parallel.gather_group import GatherGroup
 from plait.parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -84,5 +84,11 @@ class BatchBuild(Build):
             mesh=self.mesh,
             outside=Invariant(),
             name=name,
-            scale=getattr(module, "scalar_embed_scale", None),
+            scale=_find_scale(module),
         )
+
+
+def _find_scale(embedding: nn.Module) -> Scale | None:
+    """By what an embedding multiplies; the tensor that it keeps for that may be on the meta device."""
+    number = getattr(embedding, "scalar_embed_scale", None)
+    return None if number is None else Scale(float(number), embedding.get_buffer("embed_scale").dtype)

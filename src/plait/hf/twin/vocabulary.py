@@ -1,16 +1,26 @@
 """The two ends of a Hugging Face model, each cut over its vocabulary."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Mesh
-from plait.hf.batch import WholeBatch
+from plait.hf.twin.batch import WholeBatch
 from plait.parallel.embedding import VocabParallelEmbedding
 from plait.parallel.linear import ColumnParallelLinear, run_column_group
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup
 from plait.sharding import Invariant, Placement, Shard, Split
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A number, and the dtype in which transformers keeps it: it is rounded to that first."""
+
+    number: float
+    dtype: torch.dtype
 
 
 class ScaledEmbedding(VocabParallelEmbedding):
@@ -25,7 +35,7 @@ class ScaledEmbedding(VocabParallelEmbedding):
         mesh: Mesh,
         outside: Placement,
         name: str,
-        scale: float | None,
+        scale: Scale | None,
     ) -> None:
         super().__init__(weight, rows=rows, padding_idx=padding_idx, mesh=mesh, outside=outside, name=name)
         self.scale = scale
@@ -33,8 +43,10 @@ class ScaledEmbedding(VocabParallelEmbedding):
     def forward(self, input: Tensor) -> Tensor:
         """Ids `[B, S]` -> `[B, S, D]`. Named as in nn.Embedding."""
         x = super().forward(input)
-        # In transformers the number is a float32 tensor, cast to the dtype of the weight.
-        return x if self.scale is None else x * torch.tensor(self.scale, device=x.device).to(x.dtype)
+        if self.scale is None:
+            return x
+        number = torch.tensor(self.scale.number, dtype=self.scale.dtype, device=x.device)
+        return x * number.to(x.dtype)
 
 
 class HeadLinear(nn.Module):

@@ -5,7 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from plait.hf.batch import WholeBatch
+from plait.hf.twin.batch import WholeBatch
 from plait.parallel.loss import vocab_parallel_cross_entropy
 
 
