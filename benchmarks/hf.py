@@ -1,8 +1,8 @@
 """plait beside transformers' own tensor parallelism: loading, a fine-tuning step and decoding on two ranks of one host.
 
-The model is a Llama of SmolLM2-135M's sizes (30 layers, width 576, MLP 1536, vocabulary 49,152, tied, float32) with 12 heads
-and 4 KV heads instead of 9 and 3, which transformers cannot cut in two. It has random weights and is written to a folder
-first, which both load. Each side has ranks of its own, of one thread; they take turns, in rounds of shuffled order.
+The model is a Llama of SmolLM2-135M's sizes (30 layers, width 576, MLP 1536, vocabulary 49,152, tied, float32) with 12
+heads and 4 KV heads instead of 9 and 3, which transformers cannot cut in two. It has random weights and is written to a
+folder first, which both load. Each side has ranks of its own, of one thread; they take turns, in shuffled rounds.
 
     python benchmarks/hf.py
 """
@@ -21,11 +21,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.distributed import DistributedConfig
 
 import plait
 from plait.bench.machine import describe_machine
 from plait.config.overlap import OverlapConfig
+from plait.generate.open import open_batch
+from plait.generate.request import Request, SamplingConfig
+from plait.generate.run import run_requests
+from plait.hf.load import load_pretrained
 from plait.sharding import MeshShape
 
 TP = 2
@@ -38,6 +45,8 @@ VOCAB_SIZE = 49_152
 
 MODELS: dict[str, Any] = {}
 """On a rank: its model, between calls."""
+GENERATORS: dict[str, Any] = {}
+"""On a rank: what generates with plait."""
 
 
 def main() -> None:
@@ -56,6 +65,7 @@ def main() -> None:
             for side, ranks in worlds.items():
                 ranks.call(load, side=side, folder=folder, overlap=arguments.overlap)
             step = compare(worlds, take_step, arguments.rounds)
+            ours.call(open_generator, folder=folder, overlap=arguments.overlap)
             decode = {
                 str(batch): compare(worlds, partial(decode_batch, batch=batch), arguments.rounds) for batch in BATCHES
             }
@@ -78,8 +88,8 @@ def main() -> None:
 
 def save_model(folder: Path) -> int:
     """Write the model as both load it, and return its number of parameters."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    words = Tokenizer(models.WordLevel({f"t{index}": index for index in range(VOCAB_SIZE)}, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0").save_pretrained(folder)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=576,
@@ -138,39 +148,41 @@ def median(values: Any) -> float:
     return statistics.median(list(values))
 
 
-# --- on a rank ---------------------------------------------------------------------------------------------------------
+# --- on a rank ---
 
 
 def load(side: str, folder: str, overlap: str) -> dict[str, float]:
-    """Load the model of `side`; how long it takes, the peak of anonymous memory and what stays of it, beside what was."""
-    import transformers  # noqa: F401 (importing it is not loading)
-    from transformers.models.llama import modeling_llama  # noqa: F401
-
-    before = read_status("RssAnon")
+    """Load the model of `side` until every parameter has been read; how long it takes, and memory at most and after."""
+    before = read_status("VmRSS")
     with Peak() as peak:
         start = time.perf_counter()
         MODELS[side] = load_plait(folder, overlap) if side == "plait" else load_transformers(folder)
+        # transformers maps the file and reads what is used when it is used.
+        for param in MODELS[side].parameters():
+            float(getattr(param, "_local_tensor", param).detach().sum())
         dist.barrier()
         time_s = time.perf_counter() - start
-    return {"time_s": time_s, "peak_bytes": peak.num_bytes - before, "kept_bytes": read_status("RssAnon") - before}
+    return {"time_s": time_s, "peak_bytes": peak.num_bytes, "kept_bytes": read_status("VmRSS") - before}
 
 
 def load_plait(folder: str, overlap: str) -> nn.Module:
     """Every rank reads its own slices."""
-    from plait.hf.load import load_pretrained
-
     mesh = plait.build_mesh(MeshShape(tp=TP))
     return load_pretrained(folder, mesh, overlap=OverlapConfig.model_validate(overlap))
 
 
 def load_transformers(folder: str) -> nn.Module:
     """As its documentation says."""
-    from transformers import AutoModelForCausalLM
-    from transformers.distributed import DistributedConfig
-
     os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": str(TP)}
     config = DistributedConfig(tp_size=TP, tp_plan="auto")
     return AutoModelForCausalLM.from_pretrained(folder, distributed_config=config, dtype=torch.float32)
+
+
+def open_generator(folder: str, overlap: str) -> None:
+    """Load the model again, to generate with it."""
+    MODELS["plait"] = None
+    mesh = plait.build_mesh(MeshShape(tp=TP), shared_memory=True)
+    GENERATORS["plait"] = open_batch(folder, mesh, overlap=OverlapConfig.model_validate(overlap))
 
 
 def take_step(side: str) -> dict[str, float]:
@@ -178,7 +190,6 @@ def take_step(side: str) -> dict[str, float]:
     model = MODELS[side].train()
     model.zero_grad(set_to_none=False)
     tokens = torch.randint(VOCAB_SIZE, (1, NUM_TOKENS), generator=torch.Generator().manual_seed(1))
-    before = read_status("RssAnon")
     dist.barrier()
     with Peak() as peak:
         start = time.perf_counter()
@@ -186,24 +197,56 @@ def take_step(side: str) -> dict[str, float]:
         loss.backward()
         dist.barrier()
         time_s = time.perf_counter() - start
-    return {"time_s": time_s, "peak_bytes": peak.num_bytes - before, "loss": float(loss.detach())}
+    return {"time_s": time_s, "peak_bytes": peak.num_bytes, "loss": float(loss.detach())}
+
+
+def decode_batch(side: str, batch: int) -> dict[str, float]:
+    """Continue prompts of one length, greedily; tokens a second of all of them, the reading of the prompts included."""
+    prompts = torch.randint(3, VOCAB_SIZE, (batch, PROMPT_TOKENS), generator=torch.Generator().manual_seed(batch))
+    dist.barrier()
+    start = time.perf_counter()
+    with torch.inference_mode():
+        tokens = continue_plait(prompts) if side == "plait" else continue_transformers(prompts)
+    time_s = time.perf_counter() - start
+    return {"time_s": time_s, "tokens_per_s": batch * NEW_TOKENS / time_s, "sum_of_ids": float(tokens)}
+
+
+def continue_plait(prompts: Tensor) -> int:
+    """By a continuous batch."""
+    sampling = SamplingConfig(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+    requests = [Request(str(row), tuple(prompt), sampling) for row, prompt in enumerate(prompts.tolist())]
+    answers, _ = run_requests(GENERATORS["plait"], requests, lambda _: None)
+    return sum(sum(answer.tokens) for answer in answers.values())
+
+
+def continue_transformers(prompts: Tensor) -> int:
+    """By `generate`."""
+    found = (
+        MODELS["transformers"]
+        .eval()
+        .generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+        )
+    )
+    return int(found[:, PROMPT_TOKENS:].sum())
 
 
 class Peak:
-    """The most anonymous memory that this process has while the block runs.
-
-    The system counts the peak of all resident memory, file pages that are mapped among it; so it is reset before, and what
-    is mapped from files at the end is taken off.
-    """
+    """How much resident memory of this process grows at most while the block runs, pages of mapped files included."""
 
     num_bytes = 0
 
     def __enter__(self) -> "Peak":
+        self._before = read_status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.num_bytes = read_status("VmHWM") - read_status("RssFile") - read_status("RssShmem")
+        self.num_bytes = read_status("VmHWM") - self._before
 
 
 def read_status(key: str) -> int:

@@ -87,7 +87,9 @@ def _build_same_host_summary() -> str:
 def build_benchmarks_page() -> str:
     """Every result."""
     overhead = ["## Host overhead\n", _build_overhead_result()]
-    return "\n".join(["# Benchmarks\n", *_list_slow_link(), *_list_same_host(), *overhead, *_list_seed_case()])
+    return "\n".join(
+        ["# Benchmarks\n", *_list_slow_link(), *_list_same_host(), *_list_hf(), *overhead, *_list_seed_case()]
+    )
 
 
 def _list_slow_link() -> Iterator[str]:
@@ -150,6 +152,36 @@ def _list_same_host() -> Iterator[str]:
             )
         rows += [f"| {peer} | failed: {why} | | |" for peer, why in item["failed"].items()]
         yield "\n".join(rows) + "\n"
+
+
+def _list_hf() -> Iterator[str]:
+    record = _load("hf")
+    millions = record["model"]["num_parameters"] / 1e6
+    yield (
+        f"## Beside transformers' own tensor parallelism\n\n`benchmarks/hf.py`: a Llama of {millions:.0f} million "
+        f"parameters in {record['model']['dtype']}, {record['tp']} ranks on one host, `overlap={record['overlap']}`, "
+        "in turns with `AutoModelForCausalLM.from_pretrained(..., distributed_config=DistributedConfig("
+        'tp_plan="auto"))`. Memory is by how much the resident memory of a rank grows at most, pages of mapped files '
+        "included. Both give the same loss, and the same tokens.\n"
+    )
+    rows = ["| | plait | transformers | transformers / plait |", "|---|--:|--:|--:|"]
+    results = record["results"]
+    for what, found in (
+        ("load, every weight read", results["loading"]),
+        (f"forward and backward, {record['num_tokens']} tokens", results["step"]),
+    ):
+        rows.append(_compare(f"{what}: time", found, "time_s", "{:.2f} s"))
+        rows.append(_compare(f"{what}: memory", found, "peak_bytes", "{:.0f} MB", 1e-6))
+    for batch, found in results["decode"].items():
+        what = f"{batch} x {record['prompt_tokens']} tokens read, {record['new_tokens']} generated"
+        rows.append(_compare(what, found, "time_s", "{:.2f} s"))
+        rows.append(_compare(f"{what}: tokens/s", found, "tokens_per_s", "{:.1f}"))
+    yield "\n".join(rows) + f"\n\nMedians of {record['rounds']} rounds, {_describe(record['machine'])}.\n"
+
+
+def _compare(what: str, found: Record, key: str, form: str, scale: float = 1.0) -> str:
+    ours, theirs = found["plait"][key], found["transformers"][key]
+    return f"| {what} | {form.format(scale * ours)} | {form.format(scale * theirs)} | {theirs / ours:.2f} |"
 
 
 def _list_seed_case() -> Iterator[str]:
