@@ -12,7 +12,7 @@ from typing import Self
 
 from tests.support.byte_tokenizer import END_OF_TEXT, VOCAB_SIZE, build_byte_tokenizer
 
-PATIENCE_S = 150
+PATIENCE_S = 300
 """For ranks to start on a busy machine."""
 
 CONTEXT = 128
@@ -49,30 +49,37 @@ class ServeProcess:
     """`plait serve DIR`; in the block the model is up, or the command has ended. Ended with the block."""
 
     def __init__(self, folder: Path, *arguments: str, key: str | None = None) -> None:
-        environment = {**os.environ, **({} if key is None else {"PLAIT_API_KEY": key})}
-        command = [sys.executable, "-m", "plait", "serve", str(folder), "--port", "0", *arguments]
+        self._environment = {**os.environ, **({} if key is None else {"PLAIT_API_KEY": key})}
+        self._command = [sys.executable, "-m", "plait", "serve", str(folder), "--port", "0", *arguments]
         self._log = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.log")
-        self._sink = self._log.open("w")
-        self.process = subprocess.Popen(
-            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=self._sink, start_new_session=True
-        )
         self.api = ""
 
     def __enter__(self) -> Self:
-        """Wait for the URL."""
+        """Start it, and wait for the URL."""
+        with self._log.open("w") as sink:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, text=True, stdout=subprocess.PIPE, stderr=sink,
+                start_new_session=True,
+            )  # fmt: skip
         assert self.process.stdout is not None
-        self.api = self.process.stdout.readline().strip()
+        try:
+            self.api = self.process.stdout.readline().strip()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+        if error is not None:
+            error.add_note(f"--- stderr of the server\n{self.stderr}")
+
+    def _end(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
-        self._sink.close()
-        if error is not None:
-            error.add_note(f"--- stderr of the server\n{self.stderr}")
 
     @property
     def stderr(self) -> str:

@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 
-from plait.checkpoint.weights import WeightFiles
 from plait.comm.environment import Launch, check_world_size, detect_launch
 from plait.comm.launch import LocalRanks, init_from_environment
 from plait.errors import PlaitError
 from plait.generate.batch import Limits
-from plait.generate.open import check_degree
+from plait.generate.open import check_model
 from plait.generate.source import open_source
 from plait.serve.address import check_address
 from plait.serve.options import ServeOptions
@@ -76,8 +75,7 @@ def _check(launch: Launch, given: dict[str, Any]) -> ServeOptions:
         if launch.rank == 0:
             check_address(options.host, options.port, options.api_key)
         open_source(options.folder)
-        check_degree(options.folder, options.tp)
-        WeightFiles.from_folder(options.folder)
+        check_model(options.folder, options.tp)
     except PlaitError:
         if launch.local_rank == 0:
             raise

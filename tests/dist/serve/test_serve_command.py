@@ -18,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.served_model import CONTEXT, PATIENCE_S, ServeProcess, run_serve, save_tiny_model
 
+pytestmark = pytest.mark.timeout(2 * PATIENCE_S)  # each test that starts a server imports torch three times
+
 KEY = "secret-key"
 NUM_CLIENTS = 32
 PROMPTS = ["abcdefghijklmnopqrstuvwxyz"[: 1 + i % 26] * (1 + i % 3) + str(i) for i in range(NUM_CLIENTS)]
