@@ -11,7 +11,7 @@ from plait.comm.mesh import Mesh
 from plait.generate.batch import ContinuousBatch, Limits
 from plait.generate.masks import derive_mask_form
 from plait.generate.request import Capacity, Event, Request, SamplingConfig
-from plait.generate.sampling import build_vocab_shard
+from plait.generate.sampling.sample import build_vocab_shard
 from plait.generate.views import Views, share_tensors
 from plait.hf.directory.skeleton import build_from_config
 from plait.hf.parallelize import parallelize

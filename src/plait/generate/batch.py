@@ -12,7 +12,7 @@ from plait.generate.cache import KVCache, Piece
 from plait.generate.places import Places
 from plait.generate.request import Capacity, Event, Request
 from plait.generate.row import Row
-from plait.generate.sampling import sample
+from plait.generate.sampling.sample import sample
 from plait.generate.shares import share_budget
 from plait.generate.text import Decode
 from plait.generate.views import Views

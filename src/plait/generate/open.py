@@ -1,6 +1,7 @@
 """A continuous batch over the model of a directory, on every rank of a mesh."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from plait.comm.mesh import Mesh
 from plait.config.overlap import OverlapConfig, Policy
 from plait.generate.batch import ContinuousBatch, Limits
 from plait.generate.masks import derive_mask_form
-from plait.generate.sampling import build_vocab_shard
+from plait.generate.sampling.sample import build_vocab_shard
 from plait.generate.source import Source, open_source
 from plait.generate.views import Views, share_tensors
 from plait.hf.directory.skeleton import build_skeleton
@@ -52,7 +53,8 @@ def load_views(
         decoding = parallelize(skeleton, mesh, overlap="disabled", sequence_parallel=False).eval()
         share_tensors(reading, decoding)
     parameter = next(reading.parameters())
-    mask_form = derive_mask_form(reading.config.get_text_config())
+    config: Any = reading.config
+    mask_form = derive_mask_form(config.get_text_config())
     return Views(reading, decoding, mask_form, parameter.device, parameter.dtype)
 
 
@@ -71,7 +73,8 @@ def check_model(path: str | Path, tp: int) -> None:
     """
     folder = Path(path)
     model = build_skeleton(folder)
-    derive_mask_form(model.config.get_text_config())  # type: ignore[union-attr, operator]
+    config: Any = model.config
+    derive_mask_form(config.get_text_config())
     WeightFiles.from_folder(folder)
     if tp == 1:
         return

@@ -17,6 +17,14 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_filled_tuple(value: object) -> bool:
+    return isinstance(value, tuple) and value != ()
+
+
 def _check_number(name: str, value: object, wanted: str, is_right: Any) -> str:
     is_number = isinstance(value, float) or _is_integer(value)
     return "" if is_number and isfinite(value) and is_right(value) else f"{name} {value!r} is not {wanted}"  # type: ignore[arg-type]
@@ -27,8 +35,12 @@ def _check_integer(name: str, value: object, wanted: str, least: int | None) -> 
     return "" if is_right else f"{name} {value!r} is not {wanted if least is None else f'an integer of {wanted}'}"
 
 
+def _check_bool(name: str, value: object) -> str:
+    return "" if isinstance(value, bool) else f"{name} {value!r} is neither true nor false"
+
+
 def _check_stop(stop: object) -> str:
-    is_right = isinstance(stop, tuple) and all(isinstance(text, str) and text for text in stop)
+    is_right = isinstance(stop, tuple) and all(map(_is_text, stop))
     return "" if is_right else f"stop {stop!r} is not a list of texts that are not empty"
 
 
@@ -74,7 +86,7 @@ class SamplingConfig:
             _check_integer("seed", self.seed, "an integer", None),
             _check_integer("max_new_tokens", self.max_new_tokens, "at least 1", 1),
             _check_stop(self.stop),
-            "" if isinstance(self.ignore_eos, bool) else f"ignore_eos {self.ignore_eos!r} is neither true nor false",
+            _check_bool("ignore_eos", self.ignore_eos),
         ]
 
     @classmethod
@@ -111,9 +123,9 @@ class Request:
     sampling: SamplingConfig = SamplingConfig()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.id, str) or not self.id:
+        if not _is_text(self.id):
             raise ConfigError(f"request: id {self.id!r} is not a text, or an empty one")
-        if not isinstance(self.prompt, tuple) or not self.prompt:
+        if not _is_filled_tuple(self.prompt):
             raise ConfigError(f"request {self.id}: the prompt has no tokens", hint="give at least one token id")
         bad = next((token for token in self.prompt if not _is_integer(token) or token < 0), None)
         if bad is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from plait.generate.request import Event, FinishReason, Request
-from plait.generate.sampling import Draw
+from plait.generate.sampling.sample import Draw
 from plait.generate.text import Decode, TextStream
 
 

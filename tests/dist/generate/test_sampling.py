@@ -11,7 +11,7 @@ from torch import Tensor
 from plait.comm.mesh import build_mesh
 from plait.comm.trace import record
 from plait.generate.request import SamplingConfig
-from plait.generate.sampling import Draw, build_vocab_shard, sample
+from plait.generate.sampling.sample import Draw, build_vocab_shard, sample
 from plait.parallel.vocab import VocabShard
 from plait.sharding import Interval, MeshShape
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from plait.errors import VerificationError
-from plait.generate.candidates import Filters, iterate_candidates
 from plait.generate.request import SamplingConfig
-from plait.generate.sampling import Draw, sample
+from plait.generate.sampling.candidates import Filters, iterate_candidates
+from plait.generate.sampling.sample import Draw, sample
 from plait.parallel.vocab import VocabShard
 from plait.sharding import Interval
 

@@ -19,9 +19,9 @@ from plait.comm import collectives
 from plait.comm.mesh import Mesh
 from plait.contract.parameter import build_vocab_split
 from plait.errors import VerificationError
-from plait.generate.candidates import Filters, iterate_candidates
-from plait.generate.noise import derive_bases, gumbel_noise
 from plait.generate.request import SamplingConfig
+from plait.generate.sampling.candidates import Filters, iterate_candidates
+from plait.generate.sampling.noise import derive_bases, gumbel_noise
 from plait.parallel.vocab import VocabShard
 from plait.sharding import Interval, build_split
 
