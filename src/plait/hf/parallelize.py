@@ -9,8 +9,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
 from plait.contract.plan import Plan
-from plait.errors import ConfigError
+from plait.errors import ConfigError, ShardingError
 from plait.hf.heads import apply_heads
+from plait.hf.lora import twins as adapters
+from plait.hf.lora.layers import unwrap
 from plait.hf.packed import is_transposed, take_apart
 from plait.hf.plan import ModelPlan, plan_for
 from plait.hf.reading import generic
@@ -55,16 +57,36 @@ def parallelize(
         return apply.parallelize(model, mesh, plan, overlap=overlap)
     if apply.record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
+    inner = unwrap(model)
+    if inner is not model:
+        parallelize(inner, mesh, plan, overlap=overlap, sequence_parallel=sequence_parallel)
+        adapters.adopt(model, inner)
+        return model
     plan = plan_for(model) if plan is None else plan
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
+    _check_degree(plan, mesh.tp.degree)
     batch = CutBatch(mesh) if sequence_parallel and mesh.tp.degree > 1 else WholeBatch(mesh)
     if mesh.tp.degree == 1:
+        setattr(model, ATTRIBUTE, adapters.locate(model, {}))
         apply.parallelize(model, mesh, _build_lone_plan(model, sequence_parallel=sequence_parallel), overlap=overlap)
     else:
         _cut(model, mesh, plan, overlap, batch, sequence_parallel=sequence_parallel)
+    adapters.finish(model)
     model.loss_function = CausalLoss(batch)  # type: ignore[assignment]
     Calls(batch).install(model, plan)
     return model
+
+
+def _check_degree(plan: ModelPlan, degree: int) -> None:
+    """Refuse a degree at which heads cannot be cut, as long as the model is what it was."""
+    problems: dict[str, None] = {}
+    for name, heads in plan.heads.items():
+        try:
+            heads.per_rank(degree, 0)
+        except ShardingError as error:
+            problems[f"{generic(name)}: {error.message} ({error.hint})"] = None
+    if problems:
+        raise ConfigError.from_problems("parallelize", list(problems))
 
 
 def _cut(
@@ -79,6 +101,7 @@ def _cut(
     """Let every module have this rank's part."""
     setattr(model, ATTRIBUTE, take_apart_model(model, plan))
     roles = plan.build_plan(sequence_parallel=sequence_parallel)
+    adapters.prepare(model, roles, mesh)
     apply.parallelize(model, mesh, roles, overlap=overlap, build=partial(BatchBuild, batch=batch))
     for name, heads in plan.heads.items():
         apply_heads(model.get_submodule(name), heads, heads.per_rank(mesh.tp.degree, mesh.tp.rank))
@@ -93,7 +116,7 @@ def take_apart_model(model: nn.Module, plan: ModelPlan) -> dict[str, Stored]:
             above, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(above), leaf, twin)
             stored |= places
-    return stored
+    return adapters.locate(model, stored)
 
 
 def _build_lone_plan(model: nn.Module, *, sequence_parallel: bool) -> Plan:

@@ -1,7 +1,7 @@
 """Making a model parallel: each module that has a role in the plan is replaced by its twin, ownership is recorded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torch import nn
@@ -93,6 +93,21 @@ def record_of(model: nn.Module) -> Record | None:
             hint="give the module that parallelize was given",
         )
     return None
+
+
+def adopt(outer: nn.Module, inner: nn.Module) -> str:
+    """Let `outer` be parallel as `inner`, which it holds, is; return the path of that, by which names here begin."""
+    record = record_of(inner)
+    assert record is not None, type(inner)
+    path = next(name for name, module in outer.named_modules() if module is inner)
+    plan = Plan(
+        {f"{path}.{pattern}": role for pattern, role in record.plan.roles.items()},
+        sequence_parallel=record.plan.sequence_parallel,
+        regions=tuple(f"{path}.{pattern}" for pattern in record.plan.regions),
+    )
+    ownership = {f"{path}.{name}": replace(own, name=f"{path}.{own.name}") for name, own in record.ownership.items()}
+    setattr(outer, _RECORD, Record(record.mesh, plan, ownership, record.matmul))
+    return path
 
 
 def mesh_of(model: nn.Module) -> Mesh | None:

@@ -17,7 +17,7 @@ from plait.sharding import Interval, Split
 
 
 class _KeyedDropout(nn.Module):
-    """What both dropouts share: the rate, and the key and position that fix the mask."""
+    """What all dropouts share: the rate, and the key and position that fix the mask."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -77,6 +77,27 @@ class Dropout(_KeyedDropout):
         rows = Interval(first_token + own.start, first_token + own.stop)
         mask = self._derive_mask(x_TD, (rows, Interval(0, width)), (rows.stop, width))
         return _Mask.apply(x_TD, mask, 1 / (1 - self.p))
+
+
+class FeatureDropout(_KeyedDropout):
+    """Dropout of activations whose features are cut, `[T, F/tp]` with any leading dims of tokens.
+
+    The mask is the own part of what `Dropout` has at degree 1. Saves one byte per element for backward.
+    """
+
+    def __init__(self, p: float, features: Split, rank: int) -> None:
+        super().__init__(p)
+        self.features = features
+        self.own = features.intervals[rank]
+
+    def forward(self, x_TF: Tensor) -> Tensor:
+        """Zero each element with probability `p` and scale the rest to keep the mean."""
+        if not self.is_active:
+            return x_TF
+        first_token = self._require_first_token()
+        rows = Interval(first_token, first_token + x_TF.shape[:-1].numel())
+        mask = self._derive_mask(x_TF, (rows, self.own), (rows.stop, self.features.size))
+        return _Mask.apply(x_TF, mask, 1 / (1 - self.p))
 
 
 class AttentionDropout(_KeyedDropout):

@@ -126,7 +126,8 @@ def run_backward(
     activation = _build_activation_gradient(group, outputs, grads)
     grad_members: Sequence[Tensor | None] = _flatten(grads.members) if activation is None else activation.grads
     # All of dgrad goes before any of wgrad in every schedule: an input that wants none leaves the rows to wgrad.
-    dgrad = ColumnDgrad(grad_members, weights, grads.x_full, activation)
+    (grad_x_full,) = _flatten([grads.x_full])
+    dgrad = ColumnDgrad(grad_members, weights, grad_x_full, activation)
     wgrad = ColumnWgrad.build(rows_x, grad_members, weights, needs.weights, None if needs.x else activation)
     outcome = group.entry.run(
         Operation.COLUMN_BACKWARD,
