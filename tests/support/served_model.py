@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import Self
 
@@ -51,16 +51,15 @@ class ServeProcess:
     def __init__(self, folder: Path, *arguments: str, key: str | None = None) -> None:
         self._environment = {**os.environ, **({} if key is None else {"PLAIT_API_KEY": key})}
         self._command = [sys.executable, "-m", "plait", "serve", str(folder), "--port", "0", *arguments]
-        self._log = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.log")
+        self._log = NamedTemporaryFile(prefix="plait-serve-", suffix=".log")  # noqa: SIM115 (closed with the block)
         self.api = ""
 
     def __enter__(self) -> Self:
         """Start it, and wait for the URL."""
-        with self._log.open("w") as sink:
-            self.process = subprocess.Popen(
-                self._command, env=self._environment, text=True, stdout=subprocess.PIPE, stderr=sink,
-                start_new_session=True,
-            )  # fmt: skip
+        self.process = subprocess.Popen(
+            self._command, env=self._environment, text=True, stdout=subprocess.PIPE, stderr=self._log,
+            start_new_session=True,
+        )  # fmt: skip
         assert self.process.stdout is not None
         try:
             self.api = self.process.stdout.readline().strip()
@@ -72,19 +71,20 @@ class ServeProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
         if error is not None:
             error.add_note(f"--- stderr of the server\n{self.stderr}")
+        self._end()
 
     def _end(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+        self._log.close()
 
     @property
     def stderr(self) -> str:
         """What it has said so far."""
-        return self._log.read_text()
+        return Path(self._log.name).read_text()
 
     def wait(self) -> int:
         """Its exit status."""
