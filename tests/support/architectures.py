@@ -72,7 +72,7 @@ def build_config(name: str, **other: Any) -> Any:
     """The config of a small model."""
     from transformers import AutoConfig
 
-    values = {**_SIZES, **ARCHITECTURES[name], **other}
+    values = {**_SIZES, **ARCHITECTURES.get(name, {}), **other}
     kind = type(AutoConfig.for_model(name))
     known = {field for each in kind.__mro__ for field in getattr(each, "__annotations__", {})} | set(kind.attribute_map)
     return kind(**{field: value for field, value in values.items() if field in known})
@@ -93,12 +93,12 @@ def build_model(name: str, *, attn_implementation: str | None = None, **other: A
     return model.eval()
 
 
-def build_skeleton(name: str) -> Any:
+def build_skeleton(name: str, **other: Any) -> Any:
     """The same on the meta device."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(build_config(name), dtype=torch.float64).eval()
+        return AutoModelForCausalLM.from_config(build_config(name, **other), dtype=torch.float64).eval()
 
 
 def draw_ids(*shape: int, seed: int = 1) -> Tensor:

@@ -57,7 +57,7 @@ def parallelize(
         return apply.parallelize(model, mesh, plan, overlap=overlap)
     if apply.record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
-    inner = unwrap(model)
+    inner: nn.Module = unwrap(model)
     if inner is not model:
         parallelize(inner, mesh, plan, overlap=overlap, sequence_parallel=sequence_parallel)
         adapters.adopt(model, inner)

@@ -6,17 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from plait.contract.plan import Plan, Role, name_role
+from plait.contract.plan import Plan, Role
 from plait.errors import ConfigError
 from plait.hf import architecture
 from plait.hf.heads import HeadCount
 from plait.hf.lora.layers import unwrap
 from plait.hf.packed import Part
 from plait.hf.reading import COLUMN_RULES, ROW_RULES, Finding, Reading, generic
-from plait.sharding import Columns
-
-_WIDTH = 80
-"""Columns of the table."""
+from plait.hf.table import build_table
 
 
 @dataclass(frozen=True)
@@ -24,10 +21,8 @@ class ModelPlan:
     """What every module of a Hugging Face model becomes. Printed, it is a table.
 
     Attributes:
-        roles: by module path pattern. Parts of a packed linear are modules below it, as they are once it is parallel.
+        findings: the role of each module and the rule or reason behind it, by module path pattern.
         regions: patterns of the modules whose input is gathered once: attention, MLP.
-        why: the rule or reason behind each role.
-        replicated: patterns of the modules of which every rank holds all, and why.
         base: path of the base model.
         layers: path of its list of layers.
         exit: path of the module behind which tokens are gathered; None where they stay cut up to the head.
@@ -35,10 +30,8 @@ class ModelPlan:
         heads: of each attention, by its path.
     """
 
-    roles: Mapping[str, Role]
+    findings: Mapping[str, Finding]
     regions: tuple[str, ...]
-    why: Mapping[str, str]
-    replicated: Mapping[str, str]
     base: str
     layers: str
     exit: str | None
@@ -49,16 +42,19 @@ class ModelPlan:
         """The same as `plait.parallel` takes it."""
         return Plan(self.roles, sequence_parallel=sequence_parallel, regions=self.regions)
 
+    @property
+    def roles(self) -> dict[str, Role]:
+        """By module path pattern. Parts of a packed linear are modules below it, as they are once it is parallel."""
+        return {pattern: finding.role for pattern, finding in self.findings.items()}
+
+    @property
+    def replicated(self) -> dict[str, str]:
+        """Patterns of the modules of which every rank holds all, and why."""
+        return {pattern: finding.whole for pattern, finding in self.findings.items() if finding.whole is not None}
+
     def __str__(self) -> str:
-        """One line for each pattern."""
-        rows = [("module", "role", "cut in", "by")]
-        rows += [
-            (pattern, name_role(role), _describe_cut(role), self.why[pattern]) for pattern, role in self.roles.items()
-        ]
-        lines = _align(rows)
-        if self.replicated:
-            lines += ["", "whole on every rank", *_align([(f"  {k}", v) for k, v in self.replicated.items()])]
-        return "\n".join(lines)
+        """A line for each pattern."""
+        return build_table(self.findings, self.layers, self.regions)
 
 
 def plan_for(model: Any, *, allow: Sequence[str] = ()) -> ModelPlan:
@@ -83,15 +79,13 @@ def plan_for(model: Any, *, allow: Sequence[str] = ()) -> ModelPlan:
     reading = Reading(model, rules, tuple(allow), base, layers, _list_regions(model, rules, layers))
     reading.read()
     if reading.problems:
-        problems = list(dict.fromkeys(map(generic, reading.problems)))
+        problems = list(dict.fromkeys(reading.problems))
         hint = 'what may stay whole is named in allow=("model.layers.*.x", ...) of plait.plan_for'
         raise ConfigError.from_problems(f"plan of {kind}", problems, hint=hint)
     found = _join(reading.findings, [name for name, _ in model.named_modules()])
     return ModelPlan(
-        roles={pattern: finding.role for pattern, finding in found.items()},
+        findings=found,
         regions=reading.regions,
-        why={pattern: finding.why for pattern, finding in found.items()},
-        replicated={pattern: finding.whole for pattern, finding in found.items() if finding.whole is not None},
         base=base,
         layers=layers,
         exit=f"{base}.{last}" if (last := architecture.EXITS.get(model.config.model_type)) else None,
@@ -142,19 +136,3 @@ def _join(findings: Mapping[str, Finding], names: Sequence[str]) -> dict[str, Fi
     for name in (*names, *findings):
         alike.setdefault(generic(name), set()).add(findings.get(name))
     return {(generic(name) if len(alike[generic(name)]) == 1 else name): finding for name, finding in findings.items()}
-
-
-def _describe_cut(role: Role) -> str:
-    cut = getattr(role, "cut", None)
-    if cut is None:
-        return ""
-    if isinstance(cut, Columns):
-        return "columns"
-    kind = type(cut).__name__
-    return f"{cut.num_heads} heads" if kind == "QueryHeads" else f"{cut.num_kv_heads} KV heads"
-
-
-def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}~" for line in lines]

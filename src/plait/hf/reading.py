@@ -130,7 +130,9 @@ class Reading:
         elif isinstance(module, nn.Dropout):
             finding = self._read_dropout(name)
         elif any(True for _ in module.children()):
-            self.problems.append(f"{name} ({type(module).__name__}) has parameters of its own ({', '.join(holds)})")
+            self.problems.append(
+                f"{generic(name)} ({type(module).__name__}) has parameters of its own ({', '.join(holds)})"
+            )
             return
         elif is_linear(module) and (rule in COLUMN_RULES or rule in ROW_RULES):
             finding = self._read_linear(name, module, str(rule))
@@ -148,7 +150,7 @@ class Reading:
         if problems:
             return
         if layer in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
-            self.problems.append(f"{name} has adapters, which have a parallel form in the layers alone")
+            self.problems.append(f"{generic(name)} has adapters, which have a parallel form in the layers alone")
             return
         self._read_module(name, base, [param for param, _ in base.named_parameters(recurse=False)])
         bare = {path: self.findings.pop(path) for path in [*self.findings] if path not in known}
@@ -163,7 +165,7 @@ class Reading:
     def _read_linear(self, name: str, module: nn.Module, rule: str) -> Finding | None:
         region = self._region(name)
         if region is None:
-            self.problems.append(f"rule {rule!r} of {name} is outside of the layers {self.layers}.*")
+            self.problems.append(f"rule {rule!r} of {generic(name)} is outside of the layers {self.layers}.*")
             return None
         owner = type(self.model.get_submodule(region)).__name__
         if owner in architecture.INTERLEAVED:
@@ -172,7 +174,7 @@ class Reading:
         parts = self._find_parts(name, module)
         is_gathered = rule not in ("colwise", "rowwise")
         if is_gathered and not self._is_cut_all_the_same(region):
-            self.problems.append(f"rule {rule!r} of {name} has no parallel twin in {self._describe(region)}")
+            self.problems.append(f"rule {rule!r} of {generic(name)} has no parallel twin in {self._describe(region)}")
             return None
         out_features, in_features = linear_shape(module)
         if rule in ROW_RULES:
@@ -199,7 +201,7 @@ class Reading:
         count = heads.num_kv_heads if is_key else heads.num_heads
         if features % count:
             kind = "key/value" if is_key else "query"
-            self.problems.append(f"{name} has {features} features, which are not {count} {kind} heads")
+            self.problems.append(f"{generic(name)} has {features} features, which are not {count} {kind} heads")
             return Columns()
         return heads.cut_keys(features) if is_key else heads.cut_queries(features)
 
@@ -219,11 +221,11 @@ class Reading:
             return self._read_in_region(region, name, module, holds, rule)
         leaf = name.removeprefix(f"{self.base}.")
         if leaf in architecture.POSITIONS:
-            return Finding(Whole(), rule or "position embedding", "before the first layer")
+            return Finding(Whole(), rule or "position embedding", "before the layers")
         if not self._is_in_layer(name) and leaf not in architecture.FINAL_NORMS:
             return self._refuse(name, module, holds, Whole(), "what it does to tokens is unknown")
         if is_norm(module):
-            return Finding(TokenLocal(), rule or "norm", "every rank has tokens of its own")
+            return Finding(TokenLocal(), rule or "norm", "own tokens")
         return self._refuse(name, module, holds, TokenLocal(), "no rule says how to cut it")
 
     def _read_in_region(
@@ -231,12 +233,12 @@ class Reading:
     ) -> Finding | None:
         heads = self.heads.get(region)
         if architecture.is_activation(module):
-            return Finding(InRegion(), rule or "activation", "used by every rank on its own features")
+            return Finding(InRegion(), rule or "activation", "own features")
         if not (is_norm(module) or rule is not None):
             return self._refuse(name, module, holds, InRegion(), "no rule says how to cut it")
         if heads is not None and is_norm(module):
             return self._read_head_norm(region, name, module, rule)
-        return Finding(InRegion(), rule or "norm", "used by every rank on its own features")
+        return Finding(InRegion(), rule or "norm", "own features")
 
     def _read_head_norm(self, region: str, name: str, module: nn.Module, rule: str | None) -> Finding | None:
         """A norm of each head has a weight as wide as a head; one of all of them is cut with them, if it can be."""
@@ -244,12 +246,14 @@ class Reading:
         shape = tuple(module.get_parameter("weight").shape)
         width = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
         if shape == (width,):
-            return Finding(InRegion(), rule or "norm of heads", "used by every rank on its own heads")
+            return Finding(InRegion(), rule or "norm of heads", "own heads")
         if type(module).__name__ in architecture.FEATURE_NORMS and len(shape) == 1:
             is_key = "k_" in name.rpartition(".")[2]
             cut = heads.cut_keys(shape[0]) if is_key else heads.cut_queries(shape[0])
             return Finding(FeatureNorm(cut), rule or "norm of all heads")
-        self.problems.append(f"{name} ({type(module).__name__} {list(shape)}) normalises across heads that are cut")
+        self.problems.append(
+            f"{generic(name)} ({type(module).__name__} {list(shape)}) normalises across heads that are cut"
+        )
         return None
 
     def _is_cut_all_the_same(self, region: str) -> bool:
