@@ -9,6 +9,7 @@ from torch import nn
 
 from plait.comm.mesh import Mesh
 from plait.generate.batch import ContinuousBatch, Limits
+from plait.generate.decoding import cut_for_decoding
 from plait.generate.masks import derive_mask_form
 from plait.generate.request import Capacity, Event, Request, SamplingConfig
 from plait.generate.sampling.sample import build_vocab_shard
@@ -63,8 +64,7 @@ def build_views(architecture: str, mesh: Mesh) -> Views:
     reading = parallelize(build_model(architecture), mesh)
     decoding = reading
     if mesh.tp.degree > 1:
-        skeleton = build_from_config(build_config(architecture), dtype=torch.float64)
-        decoding = parallelize(skeleton, mesh, sequence_parallel=False)
+        decoding = cut_for_decoding(build_from_config(build_config(architecture), dtype=torch.float64), mesh)
         share_tensors(reading, decoding)
     return Views(reading, decoding, derive_mask_form(reading.config), mesh.device, torch.float64)
 

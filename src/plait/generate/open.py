@@ -10,14 +10,13 @@ from plait.comm.agree import together
 from plait.comm.mesh import Mesh
 from plait.config.overlap import OverlapConfig, Policy
 from plait.generate.batch import ContinuousBatch, Limits
+from plait.generate.decoding import cut_for_decoding, replace_packed
 from plait.generate.masks import derive_mask_form
 from plait.generate.sampling.sample import build_vocab_shard
 from plait.generate.source import Source, open_source
 from plait.generate.views import Views, share_tensors
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.load import load_pretrained
-from plait.hf.packed import is_transposed, take_apart
-from plait.hf.parallelize import parallelize
 from plait.hf.plan import plan_for
 from plait.parallel import match
 
@@ -49,8 +48,7 @@ def load_views(
     reading = load_pretrained(folder, mesh, dtype=dtype, overlap=overlap)
     decoding = reading
     if mesh.tp.degree > 1:
-        skeleton = build_skeleton(folder, dtype=dtype)
-        decoding = parallelize(skeleton, mesh, overlap="disabled", sequence_parallel=False).eval()
+        decoding = cut_for_decoding(build_skeleton(folder, dtype=dtype), mesh).eval()
         share_tensors(reading, decoding)
     parameter = next(reading.parameters())
     config: Any = reading.config
@@ -79,9 +77,6 @@ def check_model(path: str | Path, tp: int) -> None:
     if tp == 1:
         return
     plan = plan_for(model)
-    for name, module in list(model.named_modules()):
-        if name in plan.parts or is_transposed(module):
-            above, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(above), leaf, take_apart(name, module, plan.parts.get(name, ()))[0])
+    replace_packed(model, plan)
     roles = plan.build_plan(sequence_parallel=True)
     match.derive_ownership(model, match.match_roles(model, roles), tp, roles)
