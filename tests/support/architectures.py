@@ -14,7 +14,7 @@ from plait.parallel.shard import shard_tensor
 VOCAB = 67
 """Cut unevenly at every degree that tests have."""
 
-_SIZES = {
+SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 24,
     "intermediate_size": 20,
@@ -26,6 +26,7 @@ _SIZES = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+"""What all share, where they have it."""
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -64,6 +65,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "ministral3": {"head_dim": 4},
     "nanochat": {},
     "cwm": {"head_dim": 4, "sliding_window": 5},
+    "apertus1p5_text": {},
+    "gemma4_unified_text": {"head_dim": 4, "global_head_dim": 4, "sliding_window": 5},
 }
 """What each needs beside the sizes that all share, by transformers' name of the architecture."""
 
@@ -72,7 +75,7 @@ def build_config(name: str, **other: Any) -> Any:
     """The config of a small model."""
     from transformers import AutoConfig
 
-    values = {**_SIZES, **ARCHITECTURES.get(name, {}), **other}
+    values = {**SIZES, **ARCHITECTURES.get(name, {}), **other}
     kind = type(AutoConfig.for_model(name))
     known = {field for each in kind.__mro__ for field in getattr(each, "__annotations__", {})} | set(kind.attribute_map)
     return kind(**{field: value for field, value in values.items() if field in known})

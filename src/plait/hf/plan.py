@@ -108,11 +108,11 @@ def _check_model(model: object) -> None:
 
 
 def _find_layers(rules: Mapping[str, str]) -> str | None:
-    """`model.layers`, from the rules of what is in the layers."""
-    inside = (
-        pattern.partition(".*.")[0] for pattern, rule in rules.items() if rule in COLUMN_RULES if ".*." in pattern
-    )
-    return next(inside, None)
+    """`model.layers`, from the rules of what is in the layers; the first that cuts columns, else the first."""
+    inside = [
+        (rule in COLUMN_RULES, pattern.partition(".*.")[0]) for pattern, rule in rules.items() if ".*." in pattern
+    ]
+    return max(inside, key=lambda found: found[0])[1] if inside else None
 
 
 def _list_regions(model: nn.Module, rules: Mapping[str, str], layers: str) -> tuple[str, ...]:

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from plait.comm.mesh import build_mesh
+from plait.comm.trace import record
+from plait.contract.parameter import build_vocab_split
 from plait.errors import ConfigError
 from plait.hf.parallelize import parallelize
 from plait.hf.stored import stored_of
 from plait.parallel.apply import ownership_of
-from plait.sharding import MeshShape
-from tests.support.architectures import KeepFloat64, build_model, build_skeleton, cut_as, draw_ids
+from plait.sharding import Kind, MeshShape, build_split
+from tests.support.architectures import VOCAB, KeepFloat64, build_model, build_skeleton, cut_as, draw_ids
 
 TOLERANCE = 1e-9
 
@@ -37,6 +39,30 @@ def run_whole_logits(*, tp: int, sequence_parallel: bool) -> None:
             torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
         hidden = model.model(ids).last_hidden_state
         torch.testing.assert_close(hidden, reference.model(ids).last_hidden_state, rtol=0, atol=TOLERANCE)
+
+
+def run_what_moves(*, tp: int) -> None:
+    """Under sequence parallelism whole hidden states exist before the layers and inside a region, and no logits do."""
+    _, model, mesh = _build(tp, sequence_parallel=True)
+    ids = draw_ids(2, 5)
+    own = len(build_split(ids.numel(), tp).intervals[mesh.tp.rank])
+    seen = []
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape)))
+        layer.mlp.register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape)))
+    with record() as trace:
+        output = model(ids, labels=ids, use_cache=False)
+    layers = model.config.num_hidden_layers
+    assert seen == [(1, own, 24)] * 2 * layers
+    assert output.logits.shape == (2, 5, len(build_vocab_split(VOCAB, tp).intervals[mesh.tp.rank]))
+    kinds = [each.kind for each in trace.collectives]
+    whole, scalars = Kind.ALL_REDUCE, [Kind.ALL_REDUCE] * 2
+    regions = [Kind.ALL_GATHER, Kind.REDUCE_SCATTER] * 2 * layers
+    assert kinds == [whole, *regions, Kind.ALL_GATHER, *scalars]
+    with record() as trace:
+        output.loss.backward()
+    # The gradient of the norms' weights, [24], and whole hidden states; nothing of the vocabulary.
+    assert {each.shape for each in trace.collectives} == {(24,), (10, 24)}
 
 
 def run_generate(*, tp: int, sequence_parallel: bool, name: str = "llama") -> None:
@@ -97,6 +123,11 @@ def run_refusals(*, tp: int) -> None:
 @pytest.mark.parametrize("tp", [2, 3])
 def test_whole_logits_of_all_or_some_positions(ranks, tp, sequence_parallel):
     ranks(tp).call(run_whole_logits, tp=tp, sequence_parallel=sequence_parallel)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_layers_hand_on_own_tokens_and_logits_are_never_gathered(ranks, tp):
+    ranks(tp).call(run_what_moves, tp=tp)
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence_parallel", "all_reduce"])

@@ -58,6 +58,9 @@ class HeadLinear(nn.Module):
         forward    all_gather of x over tp where its tokens are cut; of the logits only where they are asked for
         backward   the derived ones
 
+    Attributes:
+        out_features: all of them, as sources read it for the size of the vocabulary.
+
     Contract: `contract.linear.derive_column_group`.
     """
 
@@ -70,6 +73,7 @@ class HeadLinear(nn.Module):
         self.register_parameter("bias", cut.bias)
         self.cut, self.whole = cut.alone, ColumnGroup(whole, cut.alone.shared_over)
         self.columns = columns
+        self.out_features = columns.size
         self.batch = batch
 
     def forward(self, input: Tensor) -> Tensor:
