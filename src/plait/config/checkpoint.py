@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from plait.config.hf import load_hf_json
+from plait.config.lora import LoraConfig, derive_lora_fields
 from plait.config.section import Count, Problem, Section
 from plait.errors import ConfigError
 
@@ -32,7 +33,10 @@ _OPTIONAL = ("mlp_width",)
 
 
 class CheckpointModel(Section):
-    """A Hugging Face directory that is trained further. Only `path` is given; the rest is read from its config.json."""
+    """A Hugging Face directory that is trained further. `path` is given; the rest is read from its config.json.
+
+    With `lora` its weights stay as they are, and adapters are trained.
+    """
 
     family: Literal["hf"] = "hf"
     path: Annotated[str, Field(min_length=1)]
@@ -46,12 +50,13 @@ class CheckpointModel(Section):
     mlp_width: Count | None = None
     vocab_size: Count
     max_seq_len: Count
+    lora: LoraConfig | None = None
 
 
 def derive_checkpoint_fields(model: Mapping[str, Any]) -> dict[str, Any] | Problem:
     """The fields of a model section that has a `path`."""
     path = model["path"]
-    other = next((key for key in model if key not in ("path", "family")), None)
+    other = next((key for key in model if key not in ("path", "family", "lora")), None)
     if other is not None:
         return Problem(f"model.{other}", "cannot be given beside model.path, whose config.json says it", "leave it out")
     if not isinstance(path, str):
@@ -65,7 +70,11 @@ def derive_checkpoint_fields(model: Mapping[str, Any]) -> dict[str, Any] | Probl
         source = load_hf_json(folder / "config.json")
     except ConfigError as error:
         return Problem("model.path", error.message)
-    return _read_fields(path, source)
+    fields = _read_fields(path, source)
+    if isinstance(fields, Problem) or model.get("lora") is None:
+        return fields
+    lora = derive_lora_fields(model["lora"])
+    return lora if isinstance(lora, Problem) else {**fields, "lora": lora}
 
 
 def _read_fields(path: str, source: Mapping[str, Any]) -> dict[str, Any] | Problem:

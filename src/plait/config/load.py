@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from plait.config.checkpoint import TOKENIZER, CheckpointModel, derive_checkpoint_fields
 from plait.config.data import DataConfig
+from plait.config.lora import LoraConfig
 from plait.config.model import FAMILIES, Llama3RopeScaling
 from plait.config.overlap import SHORTHAND, OverlapConfig
 from plait.config.parallel import ParallelConfig
@@ -122,7 +123,7 @@ def _drop_unknown_keys(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Pr
     kinds: dict[str, type[Section]] = {"": RunConfig, **_SECTIONS}
     family = _get_table(tree, "model").get("family")
     if family in _MODELS:
-        kinds |= {"model": _MODELS[family], "model.rope_scaling": Llama3RopeScaling}
+        kinds |= {"model": _MODELS[family], "model.rope_scaling": Llama3RopeScaling, "model.lora": LoraConfig}
 
     def clean(table: Mapping[str, Any], section: str) -> dict[str, Any]:
         kept: dict[str, Any] = {}

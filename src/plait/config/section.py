@@ -69,9 +69,12 @@ def list_problems(error: ValidationError) -> list[Problem]:
     return problems
 
 
+_TAGS = (["llama"], ["gpt"])
+
+
 def _build_key(location: tuple[int | str, ...]) -> str:
     """Dotted, without the tag of the model's family that pydantic puts behind `model`."""
     parts = [str(part) for part in location]
-    if parts[:1] == ["model"]:
-        del parts[1:2]
+    if parts[:1] == ["model"] and parts[1:2] in _TAGS:
+        del parts[1]
     return ".".join(parts)

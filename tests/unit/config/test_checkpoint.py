@@ -51,6 +51,7 @@ def test_everything_but_the_path_is_read_from_the_config_of_the_directory(run_fi
     assert run.model.model_dump() == {
         "family": "hf", "path": str(model), "model_type": "llama", "num_layers": 2, "width": 24, "num_heads": 6,
         "num_kv_heads": 3, "head_width": 4, "mlp_width": 40, "vocab_size": 67, "max_seq_len": 32,
+        "lora": None,
     }  # fmt: skip
     assert run.seq_len == 32
 
@@ -142,3 +143,77 @@ def test_a_config_that_does_not_say_enough_is_refused(
 def test_a_config_that_is_no_json_is_refused(run_file: Path, model: Path) -> None:
     (model / "config.json").write_text("{")
     assert "not valid JSON" in read_error(run_file)
+
+
+def test_adapters_may_be_trained_instead_of_the_weights(run_file: Path) -> None:
+    run = load_training_config(str(run_file), ["model.lora.rank=4"])
+    assert isinstance(run, FineTuneConfig)
+    assert run.model.lora is not None
+    assert run.model.lora.model_dump() == {
+        "rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": None, "path": None
+    }  # fmt: skip
+    overrides = ["model.lora.rank=4", "model.lora.alpha=3.5", 'model.lora.target_modules=["q_proj"]']
+    run = load_training_config(str(run_file), overrides)
+    assert isinstance(run, FineTuneConfig)
+    assert run.model.lora is not None
+    assert (run.model.lora.alpha, run.model.lora.target_modules) == (3.5, ["q_proj"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.lora.rank=0"], "model.lora.rank = 0 (command line): should be greater than or equal to 1"),
+        (["model.lora.alpha=16.0"], "model.lora.rank: is required"),
+        (["model.lora.rank=2", "model.lora.dropout=1.0"], "model.lora.dropout = 1.0 (command line)"),
+        (["model.lora.rank=2", "model.lora.ranks=2"], "model.lora.ranks = 2 (command line): unknown key"),
+        (["model.lora=8"], "model.lora = 8 (command line): should be a table"),
+        (['model.lora.path="nowhere"'], "has no adapter_config.json"),
+    ],
+)
+def test_what_is_wrong_with_adapters_is_said_with_its_key(run_file: Path, overrides: list[str], message: str) -> None:
+    assert message in read_error(run_file, *overrides)
+
+
+ADAPTER = {
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 8,
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "target_modules": ["b", "a"],
+}
+
+
+def save_adapter_config(folder: Path, **fields: Any) -> Path:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(ADAPTER | fields))
+    return folder
+
+
+def test_adapters_of_peft_are_trained_further_as_their_config_says(run_file: Path, tmp_path: Path) -> None:
+    folder = save_adapter_config(tmp_path / "adapter")
+    run = load_training_config(str(run_file), [f"model.lora.path={folder}"])
+    assert isinstance(run, FineTuneConfig)
+    assert run.model.lora is not None
+    assert run.model.lora.model_dump() == {
+        "rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["a", "b"], "path": str(folder)
+    }  # fmt: skip
+    assert "model.lora.rank = 8 (command line): cannot be given beside" in read_error(
+        run_file, f"model.lora.path={folder}", "model.lora.rank=8"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_dora": True}, "has use_dora = True"),
+        ({"peft_type": "IA3"}, "has peft_type = 'IA3'"),
+        ({"bias": "all"}, "has bias = 'all'"),
+        ({"target_modules": "all-linear"}, "has target_modules = 'all-linear'"),
+    ],
+)
+def test_adapters_of_other_kinds_are_refused(
+    run_file: Path, tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    folder = save_adapter_config(tmp_path / "adapter", **fields)
+    assert message in read_error(run_file, f"model.lora.path={folder}")
