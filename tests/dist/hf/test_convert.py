@@ -16,9 +16,16 @@ from plait.checkpoint.sharded import load_checkpoint
 from plait.cli.main import main
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import build_mesh
+from plait.config.load import load_training_config
+from plait.config.model import LlamaConfig
+from plait.hf.convert.origin import open_checkpoint
 from plait.hf.load import load_pretrained
+from plait.models.registry import build_model
 from plait.parallel.apply import ownership_of
-from plait.sharding import MeshShape
+from plait.sharding import MeshShape, Ownership
+from plait.train.loop import train
+from tests.support.byte_tokenizer import save_byte_tokenizer
+from tests.support.file_limit import limited
 from tests.support.hf_models import CONFIGS, save_hf_model
 
 Ranks = Callable[[int], LocalRanks]
@@ -160,6 +167,57 @@ def _expect_error(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: 
     assert err.startswith("error: ")
     assert sorted(folder.rglob("*")) == before
     return err
+
+
+def test_a_full_disk_is_one_error_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = save_hf_model(tmp_path / "a", "llama")
+    for to in ("hf", "plait", "native"):
+        with limited(1 << 13):
+            message = _expect_error(capsys, tmp_path, source, tmp_path / "out", "--to", to)
+        assert "safetensors: cannot be written (File too large)" in message
+
+
+def _train_on_text(folder: Path, *overrides: str) -> Path:
+    """A native run over ranks, on text: its checkpoint."""
+    (folder / "text.txt").write_text("to be or not to be, that is the question " * 20)
+    settings = [
+        "name=nano", f"out_dir={folder}", "model.vocab_size=257", "precision.compute=float32", "data.kind=text",
+        f"data.paths={folder / 'text.txt'}", f"data.tokenizer={save_byte_tokenizer(folder)}", "train.steps=2",
+        "train.seq_len=16", *overrides,
+    ]  # fmt: skip
+    run = load_training_config("smollm-tiny", settings)
+    mesh = build_mesh(run.parallel.mesh_shape)
+    return train(run, mesh).checkpoint
+
+
+def test_what_was_trained_here_is_written_for_everybody_with_its_tokenizer(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (checkpoint, _) = ranks(2).call(_train_on_text_of_two, folder=tmp_path)
+    _convert(capsys, checkpoint, tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert (tokenizer.eos_token_id, tokenizer.decode(tokenizer("question").input_ids)) == (256, "question")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float64)
+    assert theirs.config.eos_token_id == 256
+    origin = open_checkpoint(checkpoint)
+    assert isinstance(origin.native, LlamaConfig)
+    model = build_model(origin.native)
+    ours = {name: Owned(Ownership(name, tuple(p.shape)), p.detach()) for name, p in model.named_parameters()}
+    load_checkpoint(checkpoint, {model_name(name): owned for name, owned in ours.items()}, build_mesh(MeshShape()))
+    tokens = torch.arange(12).view(1, 12)
+    with torch.no_grad():
+        assert (model.double()(tokens) - theirs(tokens).logits[0]).abs().max() < 1e-4
+    (tmp_path / "tokenizer.json").unlink()
+    _convert(capsys, checkpoint, tmp_path / "b", "--to", "plait")
+    status, _, err = _run(capsys, tmp_path / "b", tmp_path / "c")
+    assert status == 0
+    assert f"note: the tokenizer of the run, {tmp_path / 'tokenizer.json'}, is not there any more" in err
+
+
+def _train_on_text_of_two(folder: Path) -> Path:
+    return _train_on_text(folder, "parallel.tp=2")
 
 
 def test_what_is_neither_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
