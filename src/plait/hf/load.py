@@ -14,6 +14,7 @@ from plait.errors import CheckpointError
 from plait.hf.directory.names import Naming, match_tensors
 from plait.hf.directory.skeleton import build_skeleton, list_saved_buffers, materialize
 from plait.hf.directory.source import DirectorySource, Intervals
+from plait.hf.lora.layers import is_adapter
 from plait.hf.parallelize import parallelize
 from plait.hf.stored import Stored, stored_of
 from plait.parallel.apply import ownership_of
@@ -63,6 +64,8 @@ def load_weights(model: nn.Module, path: str | Path, mesh: Mesh) -> None:
     ownership = ownership_of(model)
     with together(mesh):
         for fqn, param in model.named_parameters():
+            if fqn not in source.stored:  # of an adapter
+                continue
             _fill(source, fqn, param, ownership[fqn].intervals(mesh.tp.rank))
         for fqn, buffer in list_saved_buffers(model):
             _fill(source, fqn, buffer, tuple(Interval(0, size) for size in buffer.shape))
@@ -89,10 +92,13 @@ def open_stored(folder: Path, stored: Mapping[str, Stored], naming: Naming) -> D
 
 
 def list_stored(model: nn.Module) -> dict[str, Stored]:
-    """Where each parameter and each saved buffer of a model is in a checkpoint, in the model's order."""
+    """Where each parameter and each saved buffer of a model is in a checkpoint, in the model's order.
+
+    Adapters are in none: they have a directory of their own.
+    """
     stored = stored_of(model)
     whole = {fqn: Stored(fqn, tuple(b.shape)) for fqn, b in list_saved_buffers(model)}
-    return {fqn: stored[fqn] for fqn, _ in model.named_parameters()} | whole
+    return {fqn: stored[fqn] for fqn, _ in model.named_parameters() if not is_adapter(fqn)} | whole
 
 
 def derive_naming(model: nn.Module) -> Naming:

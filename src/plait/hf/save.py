@@ -20,10 +20,11 @@ from plait.checkpoint.spec import TensorSpec, sort_names
 from plait.checkpoint.stream import TensorWriter
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
-from plait.errors import CheckpointError, PlaitError
+from plait.errors import CheckpointError, ConfigError, PlaitError
 from plait.hf.directory.side_files import copy_side_files
 from plait.hf.directory.source import take_part
 from plait.hf.load import list_stored
+from plait.hf.lora.layers import is_adapter
 from plait.hf.stored import Stored
 from plait.parallel.apply import ownership_of
 from plait.parallel.shard import gather_tensor
@@ -48,8 +49,12 @@ def save_pretrained(
     its own part a rank holds one tensor at a time. The directory gets its name when all of it is on disk.
 
     Raises:
+        ConfigError: the model has adapters.
         CheckpointError: on every rank: the directory exists already, or some rank could not write.
     """
+    if any(is_adapter(name) for name, _ in model.named_parameters()):
+        hint = "save_adapter of plait.hf.lora.files writes the adapters; `plait convert --merge` the model with them"
+        raise ConfigError(f"{type(model).__name__} has adapters, which a directory of weights does not hold", hint=hint)
     final = Path(path)
     writing = writing_folder(final)
     try:

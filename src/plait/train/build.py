@@ -1,5 +1,6 @@
 """What a run trains: a model of our own from the start, or the weights of a Hugging Face directory."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from plait.errors import ConfigError
 from plait.hf.directory.parts import list_parts
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.load import load_pretrained
+from plait.hf.lora.start import add_adapters, load_with_adapters
 from plait.hf.plan import plan_for
 from plait.models.init import initialize
 from plait.models.registry import build_model
@@ -48,7 +50,10 @@ def check_model(run: RunConfig | FineTuneConfig) -> None:
         CheckpointError: it has no weights, or damaged ones.
     """
     if isinstance(run, FineTuneConfig):
-        plan_for(build_skeleton(Path(run.model.path)))
+        skeleton = build_skeleton(Path(run.model.path))
+        if run.model.lora is not None:
+            add_adapters(skeleton, run.model.lora)
+        plan_for(skeleton)
         WeightFiles.from_folder(Path(run.model.path))
 
 
@@ -61,7 +66,10 @@ def _build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
 
 
 def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
-    model = load_pretrained(
+    load = (
+        load_pretrained if run.model.lora is None else partial(load_with_adapters, lora=run.model.lora, seed=run.seed)
+    )
+    model = load(
         run.model.path,
         mesh,
         dtype=torch.float32,

@@ -51,7 +51,7 @@ def derive_identity(trainer: Trainer, stream: TokenStream) -> dict[str, Any]:
     the batch, the precision, the schedule.
     """
     run = trainer.run
-    model = run.model.model_dump(mode="json", exclude={"path"})
+    model = run.model.model_dump(mode="json", exclude={"path": True, "lora": {"path"}})
     is_frozen = any(not param.requires_grad for param in trainer.model.parameters())
     frozen = {}
     if isinstance(run, FineTuneConfig) and is_frozen:

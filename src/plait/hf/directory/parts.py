@@ -12,6 +12,7 @@ from torch import nn
 
 from plait.errors import ConfigError
 from plait.hf.directory.skeleton import build_from_config, list_saved_buffers
+from plait.hf.lora.start import copy_adapters
 from plait.hf.parallelize import take_apart_model
 from plait.hf.plan import ModelPlan, plan_for
 from plait.hf.stored import Stored
@@ -65,7 +66,9 @@ def list_parts(model: nn.Module) -> dict[str, list[tuple[str, Stored]]]:
         raise ConfigError(f"{type(model).__name__} is not parallel", hint="give what plait.parallelize returned")
     if mesh.tp.degree > 1:
         return {}
-    anatomy = Anatomy.of(build_from_config(copy.deepcopy(model.config)))
+    skeleton = build_from_config(copy.deepcopy(model.config))
+    copy_adapters(model, skeleton)
+    anatomy = Anatomy.of(skeleton)
     parts: dict[str, list[tuple[str, Stored]]] = {}
     for fqn, stored in anatomy.stored.items():
         if stored.dim is not None or stored.is_transposed:
