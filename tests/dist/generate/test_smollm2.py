@@ -37,7 +37,7 @@ NUM_NEW = 12
 LOGITS_BUDGET = {"rtol": 0, "atol": 2e-3}
 """Logits of up to 40 behind 30 layers of float32 sums, in another order."""
 
-PERPLEXITY_TOKENS = 256
+PERPLEXITY_TOKENS = 192
 
 
 def read_text() -> str:
