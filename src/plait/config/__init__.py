@@ -1,7 +1,7 @@
 """Frozen configs of models and runs, presets, TOML and `key=value` overrides, without torch."""
 
-from plait.config.checkpoint import CheckpointModel
 from plait.config.data import DataConfig
+from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.load import load_run_config, load_training_config
 from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig, ModelConfig
 from plait.config.overlap import OverlapConfig

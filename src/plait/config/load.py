@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from plait.config.checkpoint import TOKENIZER, CheckpointModel, derive_checkpoint_fields
 from plait.config.data import DataConfig
-from plait.config.lora import LoraConfig
+from plait.config.hf.checkpoint import TOKENIZER, CheckpointModel, derive_checkpoint_fields
+from plait.config.hf.lora import LoraConfig
 from plait.config.model import FAMILIES, Llama3RopeScaling
 from plait.config.overlap import SHORTHAND, OverlapConfig
 from plait.config.parallel import ParallelConfig

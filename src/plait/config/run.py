@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from plait.config.checkpoint import CheckpointModel
 from plait.config.data import DataConfig
+from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig

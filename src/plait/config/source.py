@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plait.config.hf import is_hf_config, load_hf_fields
+from plait.config.hf.read import is_hf_config, load_hf_fields
 from plait.config.model import FAMILIES
 from plait.config.presets import list_presets, load_preset
 from plait.config.section import Problem

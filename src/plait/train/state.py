@@ -15,7 +15,7 @@ from plait.checkpoint.part import Owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.checkpoint.weights import derive_fingerprint
 from plait.comm.agree import share, together
-from plait.config.hf import load_hf_json
+from plait.config.hf.read import load_hf_json
 from plait.config.run import AnyRun, FineTuneConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.source import take_part

@@ -6,8 +6,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from plait.config.checkpoint import derive_checkpoint_fields
-from plait.config.hf import load_hf_fields
+from plait.config.hf.checkpoint import derive_checkpoint_fields
+from plait.config.hf.read import load_hf_fields
 from plait.config.model import GptConfig, ModelConfig
 from plait.config.run import FineTuneConfig
 from plait.errors import ConfigError

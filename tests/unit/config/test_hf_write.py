@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from plait.config import LlamaConfig, load_preset
-from plait.config.hf import load_hf_fields
-from plait.config.hf_write import build_hf_config
+from plait.config.hf.read import load_hf_fields
+from plait.config.hf.write import build_hf_config
 
 NAMES = ["llama-tiny", "llama2-7b", "llama3-405b", "qwen2.5-72b", "qwen-tiny", "smollm2-135m", "gpt2", "gpt3-175b"]
 

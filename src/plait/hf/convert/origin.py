@@ -12,7 +12,7 @@ from plait.checkpoint.names import INDEX, find_latest
 from plait.checkpoint.safetensors import PieceReader
 from plait.checkpoint.shards import SINGLE_FILE, WEIGHT_INDEX
 from plait.checkpoint.weights import WeightFiles
-from plait.config.hf import load_hf_fields, load_hf_json
+from plait.config.hf.read import load_hf_fields, load_hf_json
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.names import Match, Naming

@@ -10,7 +10,7 @@ import torch
 from plait.checkpoint.folder import begin_folder, check_replaceable, discard_folder, publish_folder
 from plait.checkpoint.shards import DEFAULT_FILE_BYTES
 from plait.checkpoint.spec import TensorSpec
-from plait.config.hf_write import build_hf_config
+from plait.config.hf.write import build_hf_config
 from plait.contract.model import derive_plan
 from plait.contract.parameter import derive_parameters_ownership
 from plait.errors import ConfigError

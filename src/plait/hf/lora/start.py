@@ -13,7 +13,7 @@ from torch import nn
 from plait.checkpoint.weights import WeightFiles
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
-from plait.config.lora import LoraConfig
+from plait.config.hf.lora import LoraConfig
 from plait.config.overlap import OverlapConfig, Policy
 from plait.errors import ConfigError
 from plait.hf.directory.skeleton import build_skeleton

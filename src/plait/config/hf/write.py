@@ -1,4 +1,4 @@
-"""Writing the `config.json` that describes one of our models to Hugging Face: what `plait.config.hf` reads."""
+"""Writing the `config.json` that describes one of our models to Hugging Face: what `plait.config.hf.read` reads."""
 
 from typing import Any
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from plait.config.hf import load_hf_json
-from plait.config.lora import LoraConfig, derive_lora_fields
+from plait.config.hf.lora import LoraConfig, derive_lora_fields
+from plait.config.hf.read import load_hf_json
 from plait.config.section import Count, Problem, Section
 from plait.errors import ConfigError
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat
 
-from plait.config.hf import load_hf_json
+from plait.config.hf.read import load_hf_json
 from plait.config.section import Probability, Problem, Section
 from plait.errors import ConfigError
 
