@@ -11,7 +11,7 @@ from plait.comm.mesh import Mesh
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.contract.model import derive_plan
 from plait.errors import ConfigError
-from plait.hf.directory.parts import list_parts
+from plait.hf.convert.parts import list_parts
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.load import load_pretrained
 from plait.hf.lora.start import add_adapters, load_with_adapters

@@ -15,9 +15,9 @@ from plait.checkpoint.weights import WeightFiles
 from plait.config.hf.read import load_hf_fields, load_hf_json
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.errors import CheckpointError, ConfigError
+from plait.hf.convert.parts import Anatomy
 from plait.hf.directory.names import Match, Naming
 from plait.hf.directory.native import list_native_stored
-from plait.hf.directory.parts import Anatomy
 from plait.hf.directory.skeleton import build_from_config, build_skeleton
 from plait.hf.directory.source import DirectorySource, ShardedSource, Source, derive_part_shape
 from plait.hf.library import build_config
