@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from plait.generate.request import Capacity, Event, Request
-from plait.serve.address import listen, url_of
-from plait.serve.app import Service, build_app
-from plait.serve.chat import PromptReader
 from plait.serve.desk import Desk
-from plait.serve.http import HttpThread
+from plait.serve.form.chat import PromptReader
+from plait.serve.http.address import listen, url_of
+from plait.serve.http.app import Service, build_app
+from plait.serve.http.thread import HttpThread
 from plait.serve.metrics import Metrics
 
 MODEL = "stand-in"

@@ -13,7 +13,7 @@ from plait.errors import PlaitError
 from plait.generate.batch import Limits
 from plait.generate.open import check_model
 from plait.generate.source import open_source
-from plait.serve.address import check_address
+from plait.serve.http.address import check_address
 from plait.serve.options import ServeOptions
 from plait.serve.server import serve_rank
 from plait.sharding import MAX_TP, MeshShape

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from plait.errors import TransportError
 from plait.generate.request import Capacity, Event, Request
+from plait.serve.form.refusal import Refusal, fail, refuse_for_now
 from plait.serve.metrics import Metrics
-from plait.serve.refusal import Refusal, fail, refuse_for_now
 
 
 class State(StrEnum):

@@ -14,11 +14,11 @@ from plait.comm.mesh import Mesh, build_mesh
 from plait.generate.batch import ContinuousBatch, Limits
 from plait.generate.open import open_batch
 from plait.generate.source import open_source
-from plait.serve.address import listen, url_of
-from plait.serve.app import Service, build_app
-from plait.serve.chat import PromptReader
 from plait.serve.desk import Desk
-from plait.serve.http import SETTLE_S, HttpThread
+from plait.serve.form.chat import PromptReader
+from plait.serve.http.address import listen, url_of
+from plait.serve.http.app import Service, build_app
+from plait.serve.http.thread import SETTLE_S, HttpThread
 from plait.serve.metrics import Metrics
 from plait.serve.options import ServeOptions
 from plait.serve.rounds import Follower, Leader, make_rounds

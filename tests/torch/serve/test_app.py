@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from plait.serve import body
-from plait.serve.app import Service, build_app
-from plait.serve.chat import PromptReader
 from plait.serve.desk import Desk
+from plait.serve.form.chat import PromptReader
+from plait.serve.http import body
+from plait.serve.http.app import Service, build_app
 from plait.serve.metrics import Metrics
 from tests.support.serving import KEY, MODEL, ByteTokenizer, StandInBatch
 

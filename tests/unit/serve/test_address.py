@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from plait.errors import ConfigError
-from plait.serve.address import check_address, is_loopback, listen, url_of
+from plait.serve.http.address import check_address, is_loopback, listen, url_of
 
 
 @pytest.mark.parametrize(("host", "wanted"), [("127.0.0.1", True), ("127.8.8.8", True), ("0.0.0.0", False)])

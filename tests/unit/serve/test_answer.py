@@ -1,5 +1,5 @@
 from plait.generate.request import Event
-from plait.serve.answer import ChatAnswer, Choice, CompletionAnswer
+from plait.serve.form.answer import ChatAnswer, Choice, CompletionAnswer
 
 EVENTS = [
     Event("id-0", 65, "A", None, 3, 1, -0.5),

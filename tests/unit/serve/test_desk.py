@@ -6,8 +6,8 @@ import pytest
 from plait.errors import TransportError
 from plait.generate.request import Capacity, Event, Request
 from plait.serve.desk import Cancel, Desk, Reply, State, Wake
+from plait.serve.form.refusal import Refusal
 from plait.serve.metrics import Metrics
-from plait.serve.refusal import Refusal
 
 CAPACITY = Capacity(256, 64)
 ONE, TWO = Request("a-0", (1, 2)), Request("a-1", (1, 2))

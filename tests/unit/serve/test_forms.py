@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from plait.serve.forms import MAX_CHOICES, ChatForm, CompletionForm, GenerationForm, read_form
-from plait.serve.refusal import Refusal
+from plait.serve.form.forms import MAX_CHOICES, ChatForm, CompletionForm, GenerationForm, read_form
+from plait.serve.form.refusal import Refusal
 
 HI = [{"role": "user", "content": "hi"}]
 

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from plait.generate.request import Capacity, Request, SamplingConfig
-from plait.serve.forms import CompletionForm
-from plait.serve.orders import build_requests
-from plait.serve.refusal import CONTEXT_LENGTH_EXCEEDED, Refusal
+from plait.serve.form.forms import CompletionForm
+from plait.serve.form.orders import build_requests
+from plait.serve.form.refusal import CONTEXT_LENGTH_EXCEEDED, Refusal
 
 CAPACITY = Capacity(vocab_size=10, max_context=8)
 

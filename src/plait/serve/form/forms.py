@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from plait.serve.refusal import Refusal
+from plait.serve.form.refusal import Refusal
 
 MAX_CHOICES = 128
 MAX_STOP = 16

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from plait.serve.forms import Message
-from plait.serve.refusal import Refusal
+from plait.serve.form.forms import Message
+from plait.serve.form.refusal import Refusal
 
 _ROLES = {"developer": "system"}
 """Roles that templates of open models do not know, by the one that they call it."""

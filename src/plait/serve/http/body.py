@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.requests import Request
 
-from plait.serve.refusal import Refusal
+from plait.serve.form.refusal import Refusal
 
 MAX_BYTES = 2 * 2**20
 PATIENCE_S = 60.0

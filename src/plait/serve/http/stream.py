@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from plait.serve.refusal import Refusal
+from plait.serve.form.refusal import Refusal
 
 PATIENCE_S = 60.0
 """For a client to take what it is sent, before it is given up."""

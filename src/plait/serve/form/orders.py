@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from plait.errors import ConfigError
 from plait.generate.request import Capacity, Request, SamplingConfig
-from plait.serve.forms import GenerationForm
-from plait.serve.refusal import CONTEXT_LENGTH_EXCEEDED, Refusal
+from plait.serve.form.forms import GenerationForm
+from plait.serve.form.refusal import CONTEXT_LENGTH_EXCEEDED, Refusal
 
 
 def build_requests(

@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from plait.generate import request as generate
-from plait.serve.answer import Answer, ChatAnswer, Choice, CompletionAnswer, JsonObject
-from plait.serve.body import read_body
-from plait.serve.chat import PromptReader
 from plait.serve.desk import Desk, Reply
-from plait.serve.forms import ChatForm, CompletionForm, GenerationForm, read_form
-from plait.serve.orders import build_requests
-from plait.serve.refusal import Refusal
-from plait.serve.stream import EventStream, unless_gone
+from plait.serve.form.answer import Answer, ChatAnswer, Choice, CompletionAnswer, JsonObject
+from plait.serve.form.chat import PromptReader
+from plait.serve.form.forms import ChatForm, CompletionForm, GenerationForm, read_form
+from plait.serve.form.orders import build_requests
+from plait.serve.form.refusal import Refusal
+from plait.serve.http.body import read_body
+from plait.serve.http.stream import EventStream, unless_gone
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from plait.serve.access import GONE, AccessNotes
-from plait.serve.answer import JsonObject
-from plait.serve.chat import PromptReader
 from plait.serve.desk import Desk, State
-from plait.serve.generation import Generation
+from plait.serve.form.answer import JsonObject
+from plait.serve.form.chat import PromptReader
+from plait.serve.form.refusal import Refusal
+from plait.serve.http.access import GONE, AccessNotes
+from plait.serve.http.generation import Generation
 from plait.serve.metrics import CONTENT_TYPE, Metrics
-from plait.serve.refusal import Refusal
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -1,0 +1,1 @@
+"""The HTTP side: paths, keys, streams, and the thread that runs them."""
