@@ -28,8 +28,8 @@ from plait.train.stop import StopRequest
 _TELL_S = 1.5
 """For clients to be told of a failure: the launcher gives a rank twice that before it ends it."""
 
-_READING_THREADS = 2
-"""That parse and tokenize: one long prompt and all the others."""
+_READING_THREADS = 8
+"""That parse and tokenize, so that a short prompt does not wait for long ones."""
 
 
 def serve_rank(options: ServeOptions) -> None:

@@ -142,6 +142,8 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_values(client: Tes
     assert error["message"] == (
         "the context of this model is 512 tokens: a prompt of 511 tokens and max_tokens 2 are more"
     )
+    error = error_of(client.post("/v1/completions", json={**PROMPT, "prompt": "x" * 100_000}), 400)
+    assert error["message"] == "the context of this model is 512 tokens: a prompt of more than 4096 tokens is too long"
     messages = [{"role": "user", "content": "x" * 600}]
     error = error_of(client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")

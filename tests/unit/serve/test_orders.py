@@ -5,7 +5,7 @@ import pytest
 from plait.generate.request import Capacity, Request, SamplingConfig
 from plait.serve.form.forms import CompletionForm
 from plait.serve.form.orders import build_requests
-from plait.serve.form.refusal import CONTEXT_LENGTH_EXCEEDED, Refusal
+from plait.serve.form.refusal import Refusal
 
 CAPACITY = Capacity(vocab_size=10, max_context=8)
 
@@ -45,7 +45,7 @@ def test_a_prompt_and_its_answer_may_fill_the_context() -> None:
 def test_a_prompt_that_leaves_too_little_room_is_refused_with_the_values(length: int) -> None:
     with pytest.raises(Refusal, match=f"8 tokens: a prompt of {length} tokens and max_tokens 3 are more") as caught:
         build([(1,), (1,) * length], max_tokens=3)
-    assert (caught.value.status, caught.value.code, caught.value.param) == (400, CONTEXT_LENGTH_EXCEEDED, "prompt")
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", "prompt")
 
 
 def test_a_token_that_there_is_not_is_refused() -> None:

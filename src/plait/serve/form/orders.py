@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from plait.errors import ConfigError
 from plait.generate.request import Capacity, Request, SamplingConfig
 from plait.serve.form.forms import GenerationForm
-from plait.serve.form.refusal import CONTEXT_LENGTH_EXCEEDED, Refusal
+from plait.serve.form.refusal import Refusal, refuse_length
 
 
 def build_requests(
@@ -54,10 +54,5 @@ def _count_new_tokens(wanted: int | None, num_prompt: int, max_context: int, par
     left = max_context - num_prompt
     if left < 1 or (wanted is not None and wanted > left):
         beside = "leaves no room for an answer" if wanted is None else f"and max_tokens {wanted} are more"
-        raise Refusal(
-            400,
-            f"the context of this model is {max_context} tokens: a prompt of {num_prompt} tokens {beside}",
-            param=param,
-            code=CONTEXT_LENGTH_EXCEEDED,
-        )
+        raise refuse_length(max_context, f"a prompt of {num_prompt} tokens {beside}", param)
     return left if wanted is None else wanted

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-
 
 class Refusal(Exception):
     """A request that is not answered, and why. Raised on the way to an answer, it becomes the answer."""
@@ -40,3 +38,9 @@ def refuse_for_now(message: str, code: str) -> Refusal:
 def fail(message: str) -> Refusal:
     """The answer to a request that was taken in, but could not be finished."""
     return Refusal(500, message, kind="server_error", code="server_failed")
+
+
+def refuse_length(max_context: int, problem: str, param: str) -> Refusal:
+    """The answer to a prompt that is too long for the model."""
+    message = f"the context of this model is {max_context} tokens: {problem}"
+    return Refusal(400, message, param=param, code="context_length_exceeded")

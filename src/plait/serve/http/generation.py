@@ -75,41 +75,41 @@ class Generation:
 
     def _prepare_completion(self, body: bytes, request_id: str) -> _Prepared:
         form = read_form(CompletionForm, body)
-        self._check_model(form.model)
+        capacity = self._check(form, len(form.prompt))
         prompts = [
-            self._reader.read_text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in form.prompt
+            self._reader.read_text(prompt, capacity.max_context) if isinstance(prompt, str) else tuple(prompt)
+            for prompt in form.prompt
         ]
-        return self._prepare(form, prompts, f"cmpl-{request_id}", "prompt", CompletionAnswer)
+        answer = self._begin(CompletionAnswer, f"cmpl-{request_id}", form)
+        return _Prepared(form, build_requests(form, prompts, answer.id, capacity, "prompt"), answer)
 
     def _prepare_chat(self, body: bytes, request_id: str) -> _Prepared:
         form = read_form(ChatForm, body)
-        self._check_model(form.model)
-        prompt = self._reader.read_chat(form.messages)
-        return self._prepare(form, [prompt], f"chatcmpl-{request_id}", "messages", ChatAnswer)
+        capacity = self._check(form, 1)
+        prompt = self._reader.read_chat(form.messages, capacity.max_context)
+        answer = self._begin(ChatAnswer, f"chatcmpl-{request_id}", form)
+        return _Prepared(form, build_requests(form, [prompt], answer.id, capacity, "messages"), answer)
 
-    def _prepare(
-        self,
-        form: GenerationForm,
-        prompts: Sequence[tuple[int, ...]],
-        answer_id: str,
-        param: str,
-        kind: type[Answer],
-    ) -> _Prepared:
-        capacity, num_sequences = self._desk.capacity, len(prompts) * form.num_choices
-        assert capacity is not None, self._desk.state
-        if num_sequences > self._desk.max_in_flight:
-            most = self._desk.max_in_flight
-            raise Refusal(400, f"{num_sequences} choices are more than this server holds at a time: {most}", param="n")
-        requests = build_requests(form, prompts, answer_id, capacity, param)
+    def _begin(self, kind: type[Answer], answer_id: str, form: GenerationForm) -> Answer:
         show_token = self._reader.show_token if form.has_log_probs else None
-        return _Prepared(form, requests, kind(answer_id, int(time.time()), self._model, form.num_choices, show_token))
+        return kind(answer_id, int(time.time()), self._model, form.num_choices, show_token)
 
-    def _check_model(self, model: str) -> None:
-        if model != self._model:
+    def _check(self, form: GenerationForm, num_prompts: int) -> generate.Capacity:
+        """What the model takes, if it is the one that is asked, and not for more than the server holds.
+
+        Raises:
+            Refusal: it is not.
+        """
+        if form.model != self._model:
             raise Refusal(
-                404, f"there is no model {model!r}: this server has {self._model!r}",
+                404, f"there is no model {form.model!r}: this server has {self._model!r}",
                 param="model", code="model_not_found",
             )  # fmt: skip
+        num_sequences, most = num_prompts * form.num_choices, self._desk.max_in_flight
+        if num_sequences > most:
+            raise Refusal(400, f"{num_sequences} choices are more than this server holds at a time: {most}", param="n")
+        assert self._desk.capacity is not None, self._desk.state
+        return self._desk.capacity
 
 
 async def _collect(answer: Answer, reply: Reply, choices: Sequence[Choice]) -> None:
