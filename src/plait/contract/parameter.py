@@ -8,6 +8,7 @@ from plait.contract.plan import (
     Column,
     FeatureNorm,
     HeadLocal,
+    HeadRows,
     InnerColumn,
     InRegion,
     Plan,
@@ -50,10 +51,11 @@ def derive_parameter_ownership(
     InnerColumn       [out/tp, in]        [out/tp]            tp/kv, as Column
     InRegion          whole               whole               tp
     FeatureNorm       [out/tp]                                tp/kv, as Column
+    HeadRows          [N/tp, ..]          [N/tp, ..]          tp/kv, as Column
     """
     try:
         match role:
-            case Column(cut) | InnerColumn(cut) | FeatureNorm(cut):
+            case Column(cut) | InnerColumn(cut) | FeatureNorm(cut) | HeadRows(cut):
                 split = cut.build_split(shape[0], tp)
                 return Ownership(name, shape, 0, split, "tp/kv" if split.is_replicated else None)
             case Row(cut) if len(shape) > 1:

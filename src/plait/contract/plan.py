@@ -12,6 +12,7 @@
 | `InnerColumn`    | Linear            | Replicate, of an entered region -> Shard(features)             |
 | `InRegion`       | norm, Linear, ..  | Replicate or Shard -> same; it sums its gradients over tp      |
 | `FeatureNorm`    | RMSNorm           | Shard(features) -> same; it sums squares over tp               |
+| `HeadRows`       | norm of each head | Shard(heads) -> same; its parameters have a row for each head  |
 | `Whole`          | embedding, norm   | Invariant -> same; all ranks do and learn the same             |
 """
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from plait.errors import ConfigError, describe_nearest
-from plait.sharding import Columns, Cut, Invariant, Placement, QueryHeads, Shard
+from plait.sharding import Columns, Cut, Invariant, KeyValueHeads, Placement, QueryHeads, Shard
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,13 @@ class FeatureNorm:
 
 
 @dataclass(frozen=True)
+class HeadRows:
+    """Module of an entered region whose parameters have a row for each head, cut with them."""
+
+    cut: QueryHeads | KeyValueHeads
+
+
+@dataclass(frozen=True)
 class Whole:
     """Module that every rank holds and uses alike, before the activations are cut or in between."""
 
@@ -106,6 +114,7 @@ Role = (
     | InnerColumn
     | InRegion
     | FeatureNorm
+    | HeadRows
     | Whole
 )
 
@@ -122,6 +131,7 @@ _BY_NAME: dict[str, Role] = {
 }
 ROLE_NAMES: dict[type[Role], str] = {type(role): name for name, role in _BY_NAME.items()} | {
     HeadLocal: "head_local",
+    HeadRows: "head_rows",
     Activation: "activation",
 }
 
@@ -187,8 +197,9 @@ def _resolve(path: str, role: Role | str) -> Role:
         return role
     if not isinstance(role, str):
         raise ConfigError(f"plan: {path!r} has role {role!r}, which is not one", hint=f"as in {Column()!r}, or by name")
-    if role == ROLE_NAMES[HeadLocal]:
-        example = "plait.HeadLocal(plait.QueryHeads(num_heads=8, num_kv_heads=4, head_width=64))"
+    if role in (ROLE_NAMES[HeadLocal], ROLE_NAMES[HeadRows]):
+        kind = "HeadLocal" if role == ROLE_NAMES[HeadLocal] else "HeadRows"
+        example = f"plait.{kind}(plait.QueryHeads(num_heads=8, num_kv_heads=4, head_width=64))"
         raise ConfigError(f"plan: {path!r} has role {role!r}, which has to know the heads", hint=f"as in {example}")
     if role == ROLE_NAMES[Activation]:
         example = 'plait.Activation(group="gate_up")'

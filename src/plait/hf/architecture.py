@@ -23,6 +23,9 @@ FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "final_nor
 POSITIONS = ("wpe",)
 """Embeddings before the first layer, beside that of the tokens, by their name in the base model."""
 
+HEAD_NORMS = ("CohereLayerNorm",)
+"""Norms of each head for itself that have weights of their own for each head, `[N, H]`."""
+
 ROW_DROPOUTS = ("resid_dropout", "dropout")
 """Dropouts in a region that are behind its row linear."""
 

@@ -11,6 +11,7 @@ from plait.contract.plan import (
     Column,
     FeatureNorm,
     HeadLocal,
+    HeadRows,
     InRegion,
     Role,
     Row,
@@ -247,10 +248,13 @@ class Reading:
         width = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
         if shape == (width,):
             return Finding(InRegion(), rule or "norm of heads", "own heads")
+        is_key = "k_" in name.rpartition(".")[2]
         if type(module).__name__ in architecture.FEATURE_NORMS and len(shape) == 1:
-            is_key = "k_" in name.rpartition(".")[2]
             cut = heads.cut_keys(shape[0]) if is_key else heads.cut_queries(shape[0])
             return Finding(FeatureNorm(cut), rule or "norm of all heads")
+        if type(module).__name__ in architecture.HEAD_NORMS and len(shape) == 2 and shape[1] == width:
+            rows = heads.cut_keys(heads.num_kv_heads) if is_key else heads.cut_queries(heads.num_heads)
+            return Finding(HeadRows(rows), rule or "norm with a row for each head")
         self.problems.append(
             f"{generic(name)} ({type(module).__name__} {list(shape)}) normalises across heads that are cut"
         )

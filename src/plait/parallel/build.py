@@ -13,6 +13,7 @@ from plait.contract.plan import (
     Column,
     FeatureNorm,
     HeadLocal,
+    HeadRows,
     InnerColumn,
     InRegion,
     Plan,
@@ -72,9 +73,11 @@ class Build:
             case TokenLocal():
                 return self._token_local(name, module)
             case InRegion():
-                return RegionModule(module, mesh=self.mesh, name=name) if _has_parameters(module) else module
+                return RegionModule(module, axis=self.mesh.tp, name=name) if _has_parameters(module) else module
             case FeatureNorm():
                 return self._feature_norm(name, module)
+            case HeadRows():
+                return self._head_rows(name, module)
             case Activation() | Whole():
                 return module
 
@@ -171,6 +174,13 @@ class Build:
         shared_over = self._shared_axis(f"{name}.weight")
         weight = self.find_weight(name, module)
         return FeatureParallelNorm(module, weight, split=split, mesh=self.mesh, shared_over=shared_over, name=name)
+
+    def _head_rows(self, name: str, module: nn.Module) -> nn.Module:
+        names = [param for param, _ in module.named_parameters()]
+        for param in names:
+            module.register_parameter(param, self._own(f"{name}.{param}", module.get_parameter(param)))
+        shared_over = self._shared_axis(f"{name}.{names[0]}")
+        return module if shared_over is None else RegionModule(module, axis=shared_over, name=name)
 
     def _site(self, label: str, role: Role, names: Sequence[str]) -> Site:
         """Where linears `names`, which move one tensor, sit; the same on every rank, however unevenly they are cut."""

@@ -14,6 +14,7 @@ from plait.contract.plan import (
     Column,
     FeatureNorm,
     HeadLocal,
+    HeadRows,
     InnerColumn,
     InRegion,
     Plan,
@@ -42,6 +43,7 @@ _EXPECTED: dict[type, tuple[type[nn.Module], ...]] = {
     InnerColumn: (nn.Linear,),
     InRegion: (nn.Module,),
     FeatureNorm: (nn.Module,),
+    HeadRows: (nn.Module,),
     Whole: (nn.Module,),
 }
 
@@ -146,7 +148,9 @@ def _check_module(name: str, module: nn.Module, role: Role) -> list[str]:
         return [f"{name}: {type(module).__name__} has no parallel twin, of the dropouts only nn.Dropout has"]
     if isinstance(module, nn.Embedding) and (module.max_norm or module.sparse or module.scale_grad_by_freq):
         return [f"{name}: max_norm, sparse and scale_grad_by_freq of nn.Embedding have no parallel twin"]
-    if isinstance(role, TokenLocal | InRegion) and any("." in param for param, _ in module.named_parameters()):
+    if isinstance(role, TokenLocal | InRegion | HeadRows) and any(
+        "." in param for param, _ in module.named_parameters()
+    ):
         return [
             f"{name}: role {name_role(role)} needs a leaf module, but {type(module).__name__} has parameters below it"
         ]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from plait.comm import collectives
-from plait.comm.mesh import Mesh
+from plait.comm.mesh import Axis, Mesh
 from plait.errors import ShardingError
 from plait.parallel.region.arguments import map_first_tensor
 from plait.parallel.tokens import check_own_tokens, current_tokens
@@ -21,15 +21,15 @@ class UseOnOwnTokens(torch.autograd.Function):
     """Hand whole parameters to a computation on own tokens; their gradients are addends, summed in one all-reduce."""
 
     @staticmethod
-    def forward(ctx: Any, mesh: Mesh, name: str, *params: Tensor) -> tuple[Tensor, ...]:
-        ctx.mesh, ctx.name = mesh, name
+    def forward(ctx: Any, axis: Axis, name: str, *params: Tensor) -> tuple[Tensor, ...]:
+        ctx.axis, ctx.name = axis, name
         ctx.shapes = [param.shape for param in params]
         return tuple(param.view_as(param) for param in params)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         flat = grads[0].flatten() if len(grads) == 1 else torch.cat([grad.flatten() for grad in grads])
-        total = collectives.apply(_USE.backward, flat, ctx.mesh.tp, split=None, label=ctx.name)
+        total = collectives.apply(_USE.backward, flat, ctx.axis, split=None, label=ctx.name)
         pieces = total.split([shape.numel() for shape in ctx.shapes])
         return (None, None, *(piece.view(shape) for piece, shape in zip(pieces, ctx.shapes, strict=True)))
 
@@ -40,7 +40,7 @@ class _Whole(nn.Module):
     Parameters and buffers keep their names: `norm.weight` stays `norm.weight`.
     """
 
-    def __init__(self, module: nn.Module, *, mesh: Mesh, name: str) -> None:
+    def __init__(self, module: nn.Module, *, axis: Axis, name: str) -> None:
         super().__init__()
         # In a tuple, so that what it holds is registered here only and under its own names.
         self._module = (module,)
@@ -50,13 +50,13 @@ class _Whole(nn.Module):
             is_persistent = buffer_name not in module._non_persistent_buffers_set
             self.register_buffer(buffer_name, buffer, persistent=is_persistent)
         module._buffers = self._buffers
-        self.mesh = mesh
+        self.axis = axis
         self.name = name
 
     def lend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the module; the gradients of its parameters are summed over tp."""
+        """Run the module; the gradients of its parameters are summed over the axis."""
         params = {name: param for name, param in self._parameters.items() if param is not None}
-        used = dict(zip(params, UseOnOwnTokens.apply(self.mesh, self.name, *params.values()), strict=True))
+        used = dict(zip(params, UseOnOwnTokens.apply(self.axis, self.name, *params.values()), strict=True))
         module = self._module[0]
         if torch.compiler.is_compiling():
             return functional_call(module, used, args, kwargs)
@@ -90,6 +90,10 @@ class TokenLocalModule(_Whole):
 
     Contract: `contract.norm.derive_norm`.
     """
+
+    def __init__(self, module: nn.Module, *, mesh: Mesh, name: str) -> None:
+        super().__init__(module, axis=mesh.tp, name=name)
+        self.mesh = mesh
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on own tokens, the first tensor it is called with."""

@@ -102,6 +102,11 @@ def test_more_ranks_than_kv_heads(ranks, name):
     ranks(4).call(run_parity, name=name, tp=4, sequence_parallel=True, **kv_heads)
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+def test_norms_with_a_row_for_each_head(ranks, tp):
+    ranks(tp).call(run_parity, name="cohere", tp=tp, sequence_parallel=True, use_qk_norm=True)
+
+
 @pytest.mark.parametrize("tp", [2, 3])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "olmo2"])
 def test_overlap_changes_nothing(ranks, name, tp):

@@ -114,7 +114,10 @@ def test_parameters_of_a_layer_itself_are_refused():
 
 
 def test_a_norm_across_cut_heads_is_refused():
-    _refused(build_skeleton("cohere", use_qk_norm=True), "normalises across heads that are cut")
+    model = build_skeleton("qwen3")
+    for layer in model.model.layers:
+        layer.self_attn.q_norm.weight = nn.Parameter(torch.ones(24, device="meta"))
+    _refused(model, r"self_attn.q_norm \(Qwen3RMSNorm \[24\]\) normalises across heads that are cut")
 
 
 @pytest.mark.parametrize(

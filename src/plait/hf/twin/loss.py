@@ -17,7 +17,7 @@ class CausalLoss:
         loss       []              the same on all tp ranks
 
     The mean over the labels that are not `ignore_index`, or their sum over `num_items_in_batch` where that is given.
-    Contract: `contract.loss.derive_cross_entropy`.
+    It moves what `vocab_parallel_cross_entropy` does.
     """
 
     def __init__(self, batch: WholeBatch) -> None:

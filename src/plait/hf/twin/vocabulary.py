@@ -60,8 +60,6 @@ class HeadLinear(nn.Module):
 
     Attributes:
         out_features: all of them, as sources read it for the size of the vocabulary.
-
-    Contract: `contract.linear.derive_column_group`.
     """
 
     weight: nn.Parameter
