@@ -34,7 +34,7 @@ class Job:
 
     folder: Path
     tp: int
-    dtype: str | None
+    dtype: str
     overlap: Policy
     prompts: tuple[str, ...]
     requests: tuple[Request, ...]
@@ -108,7 +108,7 @@ def _build_job(launch: Launch, folder: Path, options: dict[str, Any], *, as_json
     requests = build_requests(source, given, is_chat=options["is_chat"])
     check_model(folder, tp)
     texts = tuple(text for _, text, _ in given)
-    return Job(folder, tp, options["dtype"], options["overlap"], texts, tuple(requests), as_json)
+    return Job(folder, tp, options["dtype"] or source.dtype, options["overlap"], texts, tuple(requests), as_json)
 
 
 def _start_local(job: Job) -> Summary:
@@ -121,8 +121,10 @@ def _start_local(job: Job) -> Summary:
 
 def generate_rank(job: Job) -> Summary:
     """Generate on this rank of the world; the first one prints."""
-    dtype = None if job.dtype is None else getattr(torch, job.dtype)
-    mesh = build_mesh(MeshShape(tp=job.tp), device=own_device(), shared_memory=True)
+    dtype = getattr(torch, job.dtype)
+    # Sums of half-precision addends are carried in float32.
+    reduce_dtype = torch.promote_types(dtype, torch.float32)
+    mesh = build_mesh(MeshShape(tp=job.tp), device=own_device(), reduce_dtype=reduce_dtype, shared_memory=True)
     batch = open_batch(job.folder, mesh, dtype=dtype, overlap=job.overlap)
     printer = _Printer(job)
     _, summary = run_requests(batch, job.requests, printer.take if mesh.rank == 0 else _ignore)

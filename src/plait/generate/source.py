@@ -21,6 +21,8 @@ class Source:
     eos_ids: frozenset[int]
     """Each of them ends a sequence."""
     capacity: Capacity
+    dtype: str = "float32"
+    """That of the weights, unless another is asked for."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of a text, with those that the tokenizer puts around every text."""
@@ -57,7 +59,8 @@ def open_source(path: str | Path) -> Source:
     text_config = config.get_text_config()
     tokenizer = load_tokenizer(folder)
     capacity = Capacity(text_config.vocab_size, _derive_context(text_config, folder))
-    return Source(folder, tokenizer, _find_eos_ids(text_config, tokenizer, folder), capacity)
+    dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    return Source(folder, tokenizer, _find_eos_ids(text_config, tokenizer, folder), capacity, dtype)
 
 
 def load_tokenizer(folder: Path) -> Any:
