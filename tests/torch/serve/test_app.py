@@ -22,11 +22,11 @@ ASK = {"Authorization": f"Bearer {KEY}"}
 class Site:
     """The application, its desk, and a client with the key."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, threads: ThreadPoolExecutor, *, is_logged: bool = False) -> None:
         metrics = Metrics()
         self.desk = Desk(metrics, 4)
         self.tokenizer = ByteTokenizer()
-        service = Service(MODEL, self.desk, PromptReader(self.tokenizer), metrics, threads, KEY)
+        service = Service(MODEL, self.desk, PromptReader(self.tokenizer), metrics, threads, KEY, is_logged)
         self.client = TestClient(build_app(service), raise_server_exceptions=False, headers=ASK)
 
     def open(self) -> None:
@@ -182,3 +182,18 @@ def test_every_answer_has_an_id_and_is_counted(client: TestClient) -> None:
     assert 'plait_http_responses_total{path="/health",status="200"} 1.0' in shown.text
     assert 'plait_http_responses_total{path="other",status="404"} 1.0' in shown.text
     assert "no/such/path" not in shown.text
+
+
+def test_a_line_is_printed_for_each_request_if_asked_for_without_what_it_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        site = Site(threads, is_logged=True)
+        site.open()
+        with site.client:
+            response = site.client.post("/v1/completions", json={**PROMPT, "prompt": "private" * 100})
+            site.client.get("/caf%C3%A9%0Aforged")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"{response.headers['x-request-id']} POST /v1/completions 400 ")
+    assert "GET /caf\\xe9\\nforged 404 " in second
+    assert "private" not in first

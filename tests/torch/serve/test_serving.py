@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -15,6 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from plait.generate.request import Capacity
+from plait.serve.http import stream
 from tests.support.serving import KEY, MODEL, RunningServer, StandInBatch, continue_text, run_server
 
 PATIENCE_S = 60
@@ -218,23 +220,38 @@ def test_a_client_that_does_not_wait_for_a_whole_answer_frees_its_place_too() ->
     assert metrics["plait_http_responses_total", "/v1/completions", "499"] == 1
 
 
+@contextmanager
+def silent_stream(server: RunningServer, num_tokens: int) -> Iterator[None]:
+    """A client that asks for a stream and reads nothing of it."""
+    body = json.dumps({"model": MODEL, "prompt": "long", "max_tokens": num_tokens, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.connect(address_of(server))
+        silent.sendall(head.encode() + body)
+        wait_for(lambda: server.batch.num_running == 1)
+        yield
+
+
 def test_a_client_that_reads_nothing_keeps_nobody_waiting() -> None:
     """Its connection is full after some chunks; the batch goes on, and others are answered."""
-    batch = StandInBatch(max_requests=2, capacity=Capacity(256, 40_000))
-    with run_server(batch) as server, open_client(server) as client:
-        body = json.dumps({"model": MODEL, "prompt": "long", "max_tokens": 30_000, "stream": True}).encode()
-        with socket.socket() as silent:
-            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            silent.connect(address_of(server))
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-            head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            silent.sendall(head.encode() + body)
-            wait_for(lambda: server.batch.num_running == 1)
-            answer = client.completions.create(model=MODEL, prompt="short", max_tokens=300)
-            assert answer.choices[0].text == continue_text("short", 300)
-            wait_for(lambda: server.desk.num_in_flight == 0)  # the silent one's too
+    batch = StandInBatch(max_requests=2, capacity=Capacity(256, 20_000))
+    with run_server(batch) as server, open_client(server) as client, silent_stream(server, 15_000):
+        answer = client.completions.create(model=MODEL, prompt="short", max_tokens=300)
+        assert answer.choices[0].text == continue_text("short", 300)
+        wait_for(lambda: server.desk.num_in_flight == 0)  # the silent one's too
         metrics = read_metrics(server)
     assert metrics["plait_sequences_total", "length"] == 2
+
+
+def test_a_client_that_takes_nothing_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "PATIENCE_S", 0.2)
+    batch = StandInBatch(capacity=Capacity(256, 10_000_000))
+    with run_server(batch) as server, silent_stream(server, 9_000_000):
+        wait_for(lambda: server.desk.num_in_flight == 0)
+        metrics = read_metrics(server)
+    assert metrics["plait_sequences_total", "cancelled"] == 1
 
 
 def test_a_full_queue_is_said_and_others_go_on() -> None:
