@@ -10,12 +10,12 @@ from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
 from plait.contract.plan import Plan
 from plait.errors import ConfigError, ShardingError
+from plait.hf.finding import generic
 from plait.hf.heads import apply_heads
 from plait.hf.lora import twins as adapters
 from plait.hf.lora.layers import unwrap
 from plait.hf.packed import is_transposed, take_apart
 from plait.hf.plan import ModelPlan, plan_for
-from plait.hf.reading import generic
 from plait.hf.stored import ATTRIBUTE, Stored
 from plait.hf.twin.batch import CutBatch, WholeBatch
 from plait.hf.twin.calls import Calls

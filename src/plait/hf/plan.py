@@ -9,10 +9,11 @@ from torch import nn
 from plait.contract.plan import Plan, Role
 from plait.errors import ConfigError
 from plait.hf import architecture
+from plait.hf.finding import COLUMN_RULES, ROW_RULES, Finding, generic
 from plait.hf.heads import HeadCount
 from plait.hf.lora.layers import unwrap
 from plait.hf.packed import Part
-from plait.hf.reading import COLUMN_RULES, ROW_RULES, Finding, Reading, generic
+from plait.hf.reading import Reading
 from plait.hf.table import build_table
 
 

@@ -1,6 +1,5 @@
 """Reading the rules of a Hugging Face model: the role of every module, and everything that is wrong."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,17 +21,11 @@ from plait.contract.plan import (
     is_match,
 )
 from plait.hf import architecture
+from plait.hf.finding import COLUMN_RULES, GROUP, ROW_RULES, WHOLE_RULES, Finding, generic, is_norm
 from plait.hf.heads import KEY_VALUE, HeadCount, count_heads
 from plait.hf.lora import layers
 from plait.hf.packed import Part, is_linear, linear_shape
 from plait.sharding import Columns, Cut
-
-GROUP = "input"
-"""The one gather group of a region."""
-
-COLUMN_RULES = ("colwise", "colwise_gather_output", "colwise_rep")
-ROW_RULES = ("rowwise", "rowwise_split_input", "rowwise_rep")
-WHOLE_RULES = ("replicated_with_grad_allreduce", "replicate")
 
 _EXPERTS = ("moe_tp_experts", "moe_identity_expert", "ep_dispatch_experts", "grouped_gemm")
 _NO_EXPERTS = "mixtures of experts have no parallel twin"
@@ -40,19 +33,8 @@ _NO_EXPERTS = "mixtures of experts have no parallel twin"
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn")
 """A region with one of these columns is an attention."""
 
-
-@dataclass(frozen=True)
-class Finding:
-    """What one module is, and why.
-
-    Attributes:
-        parts: of a packed linear; each has the role of its own name below it.
-        whole: why every rank holds all of it, where one does.
-    """
-
-    role: Role
-    why: str
-    whole: str | None = None
+_KNOWN = (*COLUMN_RULES, *ROW_RULES, *WHOLE_RULES, "embedding_rowwise")
+"""Rules of modules that can be followed."""
 
 
 @dataclass
@@ -291,16 +273,3 @@ class Reading:
 
     def _describe(self, region: str) -> str:
         return f"{generic(region)} ({type(self.model.get_submodule(region)).__name__})"
-
-
-_KNOWN = (*COLUMN_RULES, *ROW_RULES, *WHOLE_RULES, "embedding_rowwise")
-
-
-def generic(name: str) -> str:
-    """`model.layers.3.mlp` -> `model.layers.*.mlp`."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises along its last dim."""
-    return isinstance(module, nn.LayerNorm | nn.RMSNorm) or type(module).__name__.endswith("Norm")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from plait.contract.plan import Role, VocabEmbedding, VocabHead, name_role
-from plait.hf.reading import Finding
+from plait.hf.finding import Finding
 from plait.sharding import Columns, KeyValueHeads
 
 WIDTH = 80
@@ -55,7 +55,7 @@ def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     lines = []
     for *cells, last in rows:
         begin = "  ".join([cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]) + "  "
-        first, *others = _wrap(last, max(20, WIDTH - start))
+        first, *others = _wrap(last, max(12, WIDTH - start))
         lines += [(begin + first).rstrip(), *(" " * start + other for other in others)]
     return lines
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from plait.contract.plan import Column, FeatureNorm, InRegion, Row, TokenLocal, VocabEmbedding, VocabHead, Whole
 from plait.errors import ConfigError
+from plait.hf.finding import GROUP
 from plait.hf.parallelize import parallelize
 from plait.hf.plan import plan_for
-from plait.hf.reading import GROUP
 from plait.sharding import Columns, KeyValueHeads, QueryHeads
 from tests.support.architectures import ARCHITECTURES, build_skeleton
 from tests.support.lone_mesh import build_lone_mesh
