@@ -153,6 +153,18 @@ def test_a_run_does_not_depend_on_the_mesh_nor_on_being_resumed_on_another(
         assert _numbers(second) == pytest.approx(losses, rel=5 * REORDERED)
 
 
+def test_what_dropout_drops_does_not_depend_on_the_mesh(ranks: Ranks, tmp_path: Path) -> None:
+    model = save_hf_model(tmp_path / "model", "gpt2", resid_pdrop=0.3, embd_pdrop=0.2)
+    whole = _build_run(tmp_path, model, "whole", "train.steps=2")
+    train(whole, build_mesh(MeshShape()))
+    cut = _build_run(tmp_path, model, "cut", "train.steps=2", "parallel.tp=3")
+    ranks(3).call(_train, run=cut)
+    assert _numbers(cut) == pytest.approx(_numbers(whole), rel=REORDERED)
+    other = _build_run(tmp_path, model, "other", "train.steps=2", "seed=12")
+    train(other, build_mesh(MeshShape()))
+    assert _numbers(other) != pytest.approx(_numbers(whole), rel=1e-2)
+
+
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
     train(_build_run(tmp_path, save_hf_model(tmp_path / "a", "llama")), build_mesh(MeshShape()))
     with pytest.raises(CheckpointError, match=r"model.model_type: 'llama' in the checkpoint, 'qwen2' now"):

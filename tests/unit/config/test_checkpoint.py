@@ -57,8 +57,8 @@ def test_everything_but_the_path_is_read_from_the_config_of_the_directory(run_fi
 
 
 def test_the_names_of_gpt2_are_known(tmp_path: Path) -> None:
-    fields = {"model_type": "gpt2", "n_embd": 24, "n_layer": 2, "n_head": 6, "n_inner": None, "n_positions": 16}
-    folder = save_config(tmp_path / "gpt2", {**fields, "vocab_size": 67})
+    fields = {"model_type": "gpt2", "n_embd": 24, "n_layer": 2, "n_head": 6, "n_positions": 16}
+    folder = save_config(tmp_path / "gpt2", {**fields, "n_inner": None, "attn_pdrop": 0.0, "vocab_size": 67})
     run = load_training_config("llama-tiny", [f"model.path={folder}"])
     assert (run.model.width, run.model.num_kv_heads, run.model.head_width, run.seq_len) == (24, 6, 4, 16)
 
@@ -131,6 +131,12 @@ def test_what_cannot_be_is_said(run_file: Path, overrides: list[str], message: s
         ),
         ({"hidden_size": "many"}, "its config.json has hidden_size = 'many'"),
         ({"num_attention_heads": 0}, "its config.json has num_attention_heads = 0"),
+        (
+            {"attn_pdrop": 0.1, "resid_pdrop": 0.1},
+            "its config has attn_pdrop = 0.1, a dropout whose masks would differ from run to run\n\n"
+            "hint: set attn_pdrop to 0 in its config.json; other dropouts may stay",
+        ),
+        ({"model_type": "gpt2"}, "its config has attn_pdrop = 0.1, a dropout"),
     ],
 )
 def test_a_config_that_does_not_say_enough_is_refused(

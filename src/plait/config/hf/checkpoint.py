@@ -31,6 +31,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 _OPTIONAL = ("mlp_width",)
 
+_UNSEEDED = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+"""Rates that transformers hands to kernels, whose masks no seed of ours decides: no run could be repeated."""
+
+_DEFAULTS = {"gpt2": {"attn_pdrop": 0.1}}
+"""What transformers takes for a rate that is not in the config, where that is not 0, by model type."""
+
 
 class CheckpointModel(Section):
     """A Hugging Face directory that is trained further. `path` is given; the rest is read from its config.json.
@@ -82,6 +88,11 @@ def _read_fields(path: str, source: Mapping[str, Any]) -> dict[str, Any] | Probl
         ours: next((source[name] for name in names if source.get(name) is not None), None)
         for ours, names in _NAMES.items()
     }
+    rates = {**_DEFAULTS.get(str(source.get("model_type")), {}), **source}
+    dropped = next((key for key in _UNSEEDED if rates.get(key)), None)
+    if dropped is not None:
+        text = f"its config has {dropped} = {rates[dropped]!r}, a dropout whose masks would differ from run to run"
+        return Problem("model.path", text, f"set {dropped} to 0 in its config.json; other dropouts may stay")
     absent = [names for ours, names in _NAMES.items() if found[ours] is None and ours not in _OPTIONAL]
     if absent:
         listed = ", ".join(" or ".join(names) for names in absent)
