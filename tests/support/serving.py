@@ -1,5 +1,6 @@
 """A batch and a tokenizer that need no model, and a server around them in threads of this process."""
 
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -124,6 +125,7 @@ def run_server(
     metrics = Metrics()
     desk = Desk(metrics, batch.max_requests + max_queue)
     listener = listen("127.0.0.1", 0)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # connections are full when little is unread
     url = url_of(listener)
     failures: list[BaseException] = []
     stop = threading.Event()

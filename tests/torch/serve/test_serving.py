@@ -236,8 +236,8 @@ def silent_stream(server: RunningServer, num_tokens: int) -> Iterator[None]:
 
 def test_a_client_that_reads_nothing_keeps_nobody_waiting() -> None:
     """Its connection is full after some chunks; the batch goes on, and others are answered."""
-    batch = StandInBatch(max_requests=2, capacity=Capacity(256, 20_000))
-    with run_server(batch) as server, open_client(server) as client, silent_stream(server, 15_000):
+    batch = StandInBatch(max_requests=2, capacity=Capacity(256, 10_000))
+    with run_server(batch) as server, open_client(server) as client, silent_stream(server, 5_000):
         answer = client.completions.create(model=MODEL, prompt="short", max_tokens=300)
         assert answer.choices[0].text == continue_text("short", 300)
         wait_for(lambda: server.desk.num_in_flight == 0)  # the silent one's too

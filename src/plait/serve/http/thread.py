@@ -1,6 +1,7 @@
 """The HTTP side of rank 0: uvicorn in a thread of its own, beside the one that generates."""
 
 import asyncio
+import logging
 import math
 import socket
 import threading
@@ -59,5 +60,7 @@ class HttpThread(threading.Thread):
         self.stop_accepting()
         self.join(patience_s)
         if self.is_alive():
+            # Whom uvicorn cuts off now is cut off on purpose: no traceback for it.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             self._server.force_exit = True
             self.join(1.0)
