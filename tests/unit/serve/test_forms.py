@@ -72,6 +72,7 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
         ("stop", [""], "stop.0: string should have at least 1 character"),
         ("stop", "", "stop.0: string should have at least 1 character"),
         ("stop", [f"{i}" for i in range(17)], "stop: list should have at most 16 items"),
+        ("stop", "x" * 1001, "stop.0: string should have at most 1000 characters"),
         ("stop", 7, "stop: input should be a valid list"),
         ("stream", "yes", "stream: input should be a valid boolean"),
         ("stream_options", {"include_usage": 1}, "stream_options.include_usage: input should be a valid boolean"),

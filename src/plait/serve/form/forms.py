@@ -10,6 +10,8 @@ from plait.serve.form.refusal import Refusal
 
 MAX_CHOICES = 128
 MAX_STOP = 16
+MAX_STOP_LENGTH = 1000
+"""Every token is compared with the beginnings of all stop texts."""
 
 _IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -107,7 +109,11 @@ class GenerationForm(_Form):
     """An extension: 0 or -1 keeps all."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: (
-        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP), BeforeValidator(_list_stop)]
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]],
+            Field(max_length=MAX_STOP),
+            BeforeValidator(_list_stop),
+        ]
         | None
     ) = None
     ignore_eos: bool | None = None
