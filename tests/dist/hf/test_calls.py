@@ -4,6 +4,7 @@ A token too few or too many at the base model's exit shows in the logits of the 
 a mask of own tokens, in what is generated after the first token; a batch that is forgotten in gradients of the first.
 """
 
+import copy
 from typing import Any
 
 import pytest
@@ -91,6 +92,34 @@ def run_interleaved(*, tp: int, is_checkpointed: bool) -> None:
         torch.testing.assert_close(param.grad, wanted[name], rtol=1e-5, atol=1e-6)
 
 
+def run_copy(*, tp: int) -> None:
+    """Hooks, groups and batch of a copy are its own."""
+    reference, model, _ = _build(tp, sequence_parallel=True, name="phi3")
+    ids = draw_ids(2, 6)
+    logits = model(ids, gather_logits=True).logits
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    assert torch.equal(twin(ids, gather_logits=True).logits, logits)
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(twin.generate(ids, **options), reference.generate(ids, **options))
+
+
+def run_other_calls(*, tp: int, sequence_parallel: bool) -> None:
+    """Embeddings for ids, a loss over a number of items that is given, a tuple for a ModelOutput."""
+    reference, model, _ = _build(tp, sequence_parallel=sequence_parallel)
+    ids, items = draw_ids(2, 6), torch.tensor(7)
+    with KeepFloat64(), torch.no_grad():
+        embeds = model.model.embed_tokens(ids)
+        torch.testing.assert_close(embeds, reference.model.embed_tokens(ids), rtol=0, atol=TOLERANCE)
+        expected = reference(ids, labels=ids, num_items_in_batch=items)
+        found = model(inputs_embeds=embeds, labels=ids, num_items_in_batch=items, return_dict=False, use_cache=False)
+        torch.testing.assert_close(found[0], expected.loss, rtol=0, atol=TOLERANCE)
+        whole = model(ids, labels=ids, num_items_in_batch=items, gather_logits=True)
+        torch.testing.assert_close(whole.loss, expected.loss, rtol=0, atol=TOLERANCE)
+
+
 def run_meta(*, tp: int, name: str) -> None:
     """What is cut on the meta device, and filled afterwards, is the same model."""
     mesh = build_mesh(MeshShape(tp=tp))
@@ -149,6 +178,15 @@ def test_two_batches_may_be_under_way(ranks, is_checkpointed):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gemma3_text"])
 def test_a_skeleton_on_the_meta_device_is_cut_as_well(ranks, name):
     ranks(2).call(run_meta, tp=2, name=name)
+
+
+def test_a_copy_is_a_model_of_its_own(ranks):
+    ranks(2).call(run_copy, tp=2)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sequence_parallel", "all_reduce"])
+def test_embeddings_numbers_of_items_and_tuples(ranks, sequence_parallel):
+    ranks(3).call(run_other_calls, tp=3, sequence_parallel=sequence_parallel)
 
 
 def test_what_would_be_wrong_is_refused(ranks):
