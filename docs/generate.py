@@ -20,6 +20,8 @@ from pydantic_core import PydanticUndefined
 from plait import errors
 from plait.cli.main import group
 from plait.config.data import DataConfig
+from plait.config.hf.checkpoint import CheckpointModel
+from plait.config.hf.lora import LoraConfig
 from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig
 from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
@@ -40,6 +42,8 @@ SECTIONS: dict[str, type[Section]] = {
     "model (family = llama)": LlamaConfig,
     "model (family = gpt)": GptConfig,
     "model.rope_scaling": Llama3RopeScaling,
+    "model (path = a Hugging Face directory)": CheckpointModel,
+    "model.lora": LoraConfig,
     "parallel": ParallelConfig,
     "overlap": OverlapConfig,
     "precision": PrecisionConfig,

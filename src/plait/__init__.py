@@ -34,8 +34,10 @@ if TYPE_CHECKING:
         TransportTimeout,
         VerificationError,
     )
+    from plait.hf.load import load_pretrained
     from plait.hf.parallelize import parallelize
     from plait.hf.plan import plan_for
+    from plait.hf.save import save_pretrained
     from plait.models.activation import Gelu, SwiGLU
     from plait.parallel.apply import mesh_of, ownership_of
     from plait.parallel.dropout import seed_dropout, set_dropout_offset
@@ -82,10 +84,12 @@ __all__ = [
     "clip_grad_norm_",
     "gather_tensor",
     "gather_tokens",
+    "load_pretrained",
     "mesh_of",
     "ownership_of",
     "parallelize",
     "plan_for",
+    "save_pretrained",
     "seed_dropout",
     "set_dropout_offset",
     "shard_tokens",
@@ -119,7 +123,9 @@ _MODULES = {
     "TransportTimeout": "plait.errors",
     "VerificationError": "plait.errors",
     "parallelize": "plait.hf.parallelize",
+    "load_pretrained": "plait.hf.load",
     "plan_for": "plait.hf.plan",
+    "save_pretrained": "plait.hf.save",
     "Gelu": "plait.models.activation",
     "SwiGLU": "plait.models.activation",
     "mesh_of": "plait.parallel.apply",

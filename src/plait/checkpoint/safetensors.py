@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,17 @@ def _reporting(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
+_MAPPED_BYTES = 1 << 26
+"""A file is opened anew after so much was read: what was read of a mapped file is in memory while it is open."""
+
+
 class PieceReader:
-    """The files of one checkpoint, each opened once; opening checks that a file is as long as its header says."""
+    """The files of one checkpoint; opening one checks that it is as long as its header says."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, Any] = {}
+        self._num_read_bytes = 0
 
     def check_file(self, file: str, shapes: Mapping[str, list[int]]) -> None:
         """Check that `file` holds tensors of these names and shapes.
@@ -91,7 +97,13 @@ class PieceReader:
             if not intervals:
                 return self._handle(file).get_tensor(name)
             piece = self._handle(file).get_slice(name)
-            return torch.as_tensor(piece[tuple(slice(interval.start, interval.stop) for interval in intervals)])
+            read = torch.as_tensor(piece[tuple(slice(interval.start, interval.stop) for interval in intervals)])
+            # Rows are read as a whole, also those of which only some columns are wanted.
+            self._num_read_bytes += len(intervals[0]) * prod(piece.get_shape()[1:]) * read.element_size()
+            if self._num_read_bytes > _MAPPED_BYTES:
+                self._open.clear()
+                self._num_read_bytes = 0
+            return read
 
     def _handle(self, file: str) -> Any:
         if file not in self._open:
