@@ -32,18 +32,34 @@ from plait.sharding import MAX_TP
 @click.option(
     "--max-shard-size", default="5GB", show_default=True, help="Of a file in a Hugging Face directory: 500MB, 2GiB"
 )
+@click.option("--merge", is_flag=True, help="Of a checkpoint of adapters: write the model with them in its weights")
 @click.option("--overwrite", is_flag=True, help="Replace a checkpoint that is at DST already")
 def command(
-    source: Path, target: Path, form: Form | None, tp: int, dtype: str | None, max_shard_size: str, overwrite: bool
+    source: Path,
+    target: Path,
+    form: Form | None,
+    tp: int,
+    dtype: str | None,
+    max_shard_size: str,
+    merge: bool,
+    overwrite: bool,
 ) -> None:
     """Convert SRC, a Hugging Face directory or a checkpoint of plait, and write it to DST.
 
     Whole tensors, true sizes and the same bits, whatever the degrees were, unless --dtype asks for another number
     format. Config, tokenizer and chat template go along. One tensor is in memory at a time. DST appears complete or not
-    at all. What was written goes to stdout as JSON.
+    at all. A checkpoint of adapters becomes a directory of peft, or with --merge one of the model. What was written
+    goes to stdout as JSON.
     """
     request = Request(
-        source, target, form, tp, None if dtype is None else DTYPES[dtype], parse_file_bytes(max_shard_size), overwrite
+        source,
+        target,
+        form,
+        tp,
+        None if dtype is None else DTYPES[dtype],
+        parse_file_bytes(max_shard_size),
+        overwrite,
+        is_merged=merge,
     )
     with _show_progress(source.name) as start:
         result = convert(request, start)

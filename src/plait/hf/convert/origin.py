@@ -12,6 +12,7 @@ from plait.checkpoint.names import INDEX, find_latest
 from plait.checkpoint.safetensors import PieceReader
 from plait.checkpoint.shards import SINGLE_FILE, WEIGHT_INDEX
 from plait.checkpoint.weights import WeightFiles
+from plait.config.hf.lora import LoraConfig
 from plait.config.hf.read import load_hf_fields, load_hf_json
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.errors import CheckpointError, ConfigError
@@ -22,6 +23,8 @@ from plait.hf.directory.skeleton import build_from_config, build_skeleton
 from plait.hf.directory.source import DirectorySource, ShardedSource, Source, derive_part_shape
 from plait.hf.library import build_config
 from plait.hf.load import derive_naming, open_stored
+from plait.hf.lora.files import list_files_of_adapter
+from plait.hf.lora.start import add_adapters
 from plait.hf.stored import Stored
 
 NativeModel = LlamaConfig | GptConfig
@@ -48,6 +51,8 @@ class Origin:
     """Where tokenizer and chat template are."""
     anatomy: Anatomy | None = None
     """Of a model of transformers: what a checkpoint of ours holds of it, and how that is cut."""
+    lora: LoraConfig | None = None
+    """Of a checkpoint that holds adapters, and of the model around them nothing."""
 
 
 def is_directory(path: Path) -> bool:
@@ -110,20 +115,25 @@ def open_checkpoint(path: Path) -> Origin:
         fields: dict[str, Any] = dict(index.state["config"]["model"])
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: does not say of what model it is ({error!r})") from error
-    hf_config = index.state.get("hf_config")
+    hf_config, lora = index.state.get("hf_config"), None
     if fields.get("family") == "hf":
         if not isinstance(hf_config, Mapping):
             raise CheckpointError(f"{path}: does not hold the config.json of its model")
         native = None
-        anatomy = Anatomy.of(build_from_config(build_config(hf_config, str(path))))
-        stored = anatomy.stored
+        skeleton = build_from_config(build_config(hf_config, str(path)))
+        if fields.get("lora") is not None:
+            lora = LoraConfig.model_validate(fields["lora"])
+            add_adapters(skeleton, lora)
+        anatomy = Anatomy.of(skeleton)
+        stored = anatomy.stored if lora is None else list_files_of_adapter(anatomy.stored)
     else:
         anatomy = None
         native = build_native_config(fields, str(path / INDEX))
         stored = list_native_stored(native)
     source = ShardedSource(path, index, PieceReader(path))
     _check_complete(path, source, stored)
-    return Origin(path, source, stored, native, hf_config, index.state, _find_side_files(path, fields), anatomy)
+    side_files = _find_side_files(path, fields)
+    return Origin(path, source, stored, native, hf_config, index.state, side_files, anatomy, lora)
 
 
 def build_native_config(fields: Mapping[str, Any], where: str) -> NativeModel:

@@ -15,6 +15,7 @@ from plait.contract.model import derive_plan
 from plait.contract.parameter import derive_parameters_ownership
 from plait.errors import ConfigError
 from plait.hf.convert import origin as origins
+from plait.hf.convert.adapter import merge, write_adapter
 from plait.hf.convert.origin import SIDE_FOLDER, Origin
 from plait.hf.convert.tokenizer import copy_tokenizer
 from plait.hf.convert.write import derive_spec, write_sharded, write_weights
@@ -42,6 +43,8 @@ class Request:
     """Of floating-point tensors; that of the source unless given."""
     max_file_bytes: int = DEFAULT_FILE_BYTES
     overwrite: bool = False
+    is_merged: bool = False
+    """Of adapters: whether the whole model with these in it is wanted, and not the adapters alone."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,16 @@ def convert(request: Request, start_progress: StartProgress) -> Result:
     is_directory = origins.is_directory(request.source)
     form: Form = request.form or ("plait" if is_directory else "hf")
     origin = _open(request.source, form, is_directory=is_directory)
+    if request.is_merged:
+        _check_mergeable(origin, form)
+        origin = merge(origin)
     total = sum(derive_spec(origin.source, fqn, request.dtype).size_bytes for fqn in origin.stored)
     writing = begin_folder(request.target, overwrite=request.overwrite)
     try:
         advance = start_progress(total)
-        if form == "hf":
+        if form == "hf" and origin.lora is not None:
+            specs, notes = write_adapter(origin, writing, request.dtype, advance), list[str]()
+        elif form == "hf":
             specs, notes = _write_directory(origin, writing, request, advance)
         else:
             specs, notes = _write_checkpoint(origin, writing, request, advance)
@@ -91,6 +99,12 @@ def convert(request: Request, start_progress: StartProgress) -> Result:
     parameters = sum(spec.numel for spec in specs.values())
     size_bytes = sum(spec.size_bytes for spec in specs.values())
     return Result(str(request.target), form, parameters, size_bytes, tuple(notes))
+
+
+def _check_mergeable(origin: Origin, form: Form) -> None:
+    if origin.lora is None or form != "hf":
+        what = "is no checkpoint of adapters" if origin.lora is None else "is merged into a Hugging Face directory only"
+        raise ConfigError(f"{origin.path}: {what}, so there is nothing to merge", hint="leave --merge out")
 
 
 def _check_apart(request: Request) -> None:

@@ -48,7 +48,7 @@ def write_weights(
         held = {name: specs[name] for name in names}
         with TensorWriter(folder / file, held, METADATA) as writer:
             for name in sort_names(held):
-                writer.write(name, _assemble(origin.source, held[name], parts[name]))
+                writer.write(name, assemble(origin.source, held[name], parts[name]))
                 advance(held[name].size_bytes)
     if len(files) > 1:
         _write_text(folder / WEIGHT_INDEX, build_weight_index(files, specs))
@@ -108,7 +108,8 @@ def _write_rank(
     return writer.size_bytes
 
 
-def _assemble(source: Source, spec: TensorSpec, parts: list[tuple[str, Stored]]) -> Tensor:
+def assemble(source: Source, spec: TensorSpec, parts: list[tuple[str, Stored]]) -> Tensor:
+    """The whole of one tensor of a directory."""
     whole = torch.empty(spec.shape, dtype=spec.dtype)
     for fqn, stored in parts:
         intervals = tuple(Interval(0, size) for size in derive_part_shape(stored))
