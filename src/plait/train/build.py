@@ -11,10 +11,10 @@ from plait.comm.mesh import Mesh
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.contract.model import derive_plan
 from plait.errors import ConfigError
+from plait.hf.adapters import add_adapters, load_with_adapters
 from plait.hf.convert.parts import list_parts
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.load import load_pretrained
-from plait.hf.lora.start import add_adapters, load_with_adapters
 from plait.hf.plan import plan_for
 from plait.models.init import initialize
 from plait.models.registry import build_model

@@ -30,7 +30,7 @@ def test_overlapped_model_equals_unsharded(ranks, transport, method, tp, sequenc
     report = verify(ranks(tp), source, tp, *overrides, *asked, sequence_parallel=sequence_parallel)
     assert report.passed, report.failures
     ran = {(line.choice.transport, str(line.choice.method)) for line in report.receipt.lines}
-    # No GEMM of a forward or of all-reduce mode is independent of what moves; nothing moves in some passes of the latter.
+    # No GEMM of a forward or of all-reduce mode is independent of what moves; in some of the latter nothing moves.
     assert ran <= {(transport, method), (transport, "none"), ("library", "none")}
     assert (transport, method) in ran or (method == "bulk" and not sequence_parallel)
     moved = [trace.num_promised for trace in report.traces if trace.what == "messages"]

@@ -12,11 +12,11 @@ from plait.checkpoint.spec import TensorSpec, sort_names
 from plait.checkpoint.stream import TensorWriter
 from plait.checkpoint.weights import derive_fingerprint
 from plait.errors import CheckpointError, ConfigError
+from plait.hf.adapters import build_peft_config
 from plait.hf.convert.origin import Origin, open_as_model
 from plait.hf.convert.write import assemble, derive_spec
 from plait.hf.directory.source import Intervals, Source
 from plait.hf.lora.files import NAME, WEIGHTS, write_adapter_config
-from plait.hf.lora.start import build_peft_config
 from plait.hf.save import group_parts
 from plait.sharding import Interval
 

@@ -16,6 +16,7 @@ from plait.config.hf.lora import LoraConfig
 from plait.config.hf.read import load_hf_fields, load_hf_json
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
 from plait.errors import CheckpointError, ConfigError
+from plait.hf.adapters import add_adapters
 from plait.hf.convert.parts import Anatomy
 from plait.hf.directory.names import Match, Naming
 from plait.hf.directory.native import list_native_stored
@@ -24,7 +25,6 @@ from plait.hf.directory.source import DirectorySource, ShardedSource, Source, de
 from plait.hf.library import build_config
 from plait.hf.load import derive_naming, open_stored
 from plait.hf.lora.files import list_files_of_adapter
-from plait.hf.lora.start import add_adapters
 from plait.hf.stored import Stored
 
 NativeModel = LlamaConfig | GptConfig

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from plait.errors import ConfigError
+from plait.hf.adapters import copy_adapters
 from plait.hf.directory.skeleton import build_from_config, list_saved_buffers
-from plait.hf.lora.start import copy_adapters
 from plait.hf.parallelize import take_apart_model
 from plait.hf.plan import ModelPlan, plan_for
 from plait.hf.stored import Stored
