@@ -71,7 +71,12 @@ def publish_folder(writing: Path, final: Path) -> None:
         if final.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
-        writing.rename(final)
+        try:
+            writing.rename(final)
+        except OSError:
+            with suppress(OSError):
+                replaced.rename(final)
+            raise
         sync(final.parent)
     except OSError as error:
         raise CheckpointError(f"{final}: cannot be written ({error.strerror})") from error

@@ -12,12 +12,10 @@ import torch
 
 from plait.cli.arguments import json_option
 from plait.comm.environment import Launch, check_world_size, detect_launch
-from plait.comm.group import own_device
 from plait.comm.launch import LocalRanks, init_from_environment
-from plait.comm.mesh import build_mesh
 from plait.config.overlap import Policy
 from plait.errors import ConfigError, PlaitError
-from plait.generate.open import check_model, open_batch
+from plait.generate.open import build_generating_mesh, check_model, open_batch
 from plait.generate.prompts import build_requests, read_prompts
 from plait.generate.request import Event, Request, SamplingConfig
 from plait.generate.run import Answer, Summary, run_requests
@@ -122,9 +120,7 @@ def _start_local(job: Job) -> Summary:
 def generate_rank(job: Job) -> Summary:
     """Generate on this rank of the world; the first one prints."""
     dtype = getattr(torch, job.dtype)
-    # Sums of half-precision addends are carried in float32.
-    reduce_dtype = torch.promote_types(dtype, torch.float32)
-    mesh = build_mesh(MeshShape(tp=job.tp), device=own_device(), reduce_dtype=reduce_dtype, shared_memory=True)
+    mesh = build_generating_mesh(job.tp, dtype)
     batch = open_batch(job.folder, mesh, dtype=dtype, overlap=job.overlap)
     printer = _Printer(job)
     _, summary = run_requests(batch, job.requests, printer.take if mesh.rank == 0 else _ignore)

@@ -70,11 +70,13 @@ def command(**given: Any) -> None:
 def _check(launch: Launch, given: dict[str, Any]) -> ServeOptions:
     """Check all that each rank can check alone, before any waits for another; one rank of a host reports."""
     try:
-        options = ServeOptions(**{**given, "tp": given["tp"] or launch.world_size})
+        source = open_source(given["folder"])
+        options = ServeOptions(
+            **{**given, "tp": given["tp"] or launch.world_size, "dtype": given["dtype"] or source.dtype}
+        )
         check_world_size(launch, MeshShape(tp=options.tp))
         if launch.rank == 0:
             check_address(options.host, options.port, options.api_key)
-        open_source(options.folder)
         check_model(options.folder, options.tp)
     except PlaitError:
         if launch.local_rank == 0:

@@ -59,7 +59,7 @@ class ContinuousBatch:
         self.limits = limits or Limits()
         self.capacity = Capacity(capacity.vocab_size, min(capacity.max_context, self.limits.max_cache_tokens))
         """What a request may ask for here."""
-        self.cache = KVCache()
+        self.cache = KVCache(self.limits.max_cache_tokens)
         self._views = views
         self._shard = shard
         self._decode = decode
@@ -113,6 +113,8 @@ class ContinuousBatch:
         return events
 
     def _check(self, arrivals: Sequence[Request]) -> None:
+        if not arrivals:
+            return
         known = {row.request.id for row in self._places.rows} | {request.id for request in self._waiting}
         for request in arrivals:
             self.capacity.check(request)
@@ -121,6 +123,8 @@ class ContinuousBatch:
             known.add(request.id)
 
     def _cancel(self, ids: set[str]) -> list[Event]:
+        if not ids:
+            return []
         events = [self._build_row(request).cancel() for request in self._waiting if request.id in ids]
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         for row in [row for row in self._places.rows if row.request.id in ids]:

@@ -31,9 +31,14 @@ class Piece:
 
 
 class KVCache:
-    """Storage for rows of tokens, made when the first keys and values of a layer come."""
+    """Storage for rows of tokens, made when the first keys and values of a layer come.
 
-    def __init__(self) -> None:
+    Attributes:
+        max_tokens: rows times length up to which rows come in blocks.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
         self.num_rows = 0
         self.length = 0
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -58,6 +63,8 @@ class KVCache:
             return
         old_rows, old_length = self.num_rows, self.length
         self.num_rows, self.length = _round_up(num_rows, _ROWS_BLOCK), _round_up(length, _TOKENS_BLOCK)
+        if self.num_rows * self.length > self.max_tokens:
+            self.num_rows = num_rows
         kept_rows, kept_length = min(old_rows, self.num_rows), min(old_length, self.length)
         for index, pair in self.layers.items():
             grown = tuple(self._allocate(tensor) for tensor in pair)

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from plait.checkpoint.weights import WeightFiles
 from plait.comm.agree import together
-from plait.comm.mesh import Mesh
+from plait.comm.group import own_device
+from plait.comm.mesh import Mesh, build_mesh
 from plait.config.overlap import OverlapConfig, Policy
 from plait.generate.batch import ContinuousBatch, Limits
 from plait.generate.decoding import cut_for_decoding, replace_packed
@@ -16,9 +16,16 @@ from plait.generate.sampling.sample import build_vocab_shard
 from plait.generate.source import Source, open_source
 from plait.generate.views import Views, share_tensors
 from plait.hf.directory.skeleton import build_skeleton
-from plait.hf.load import load_pretrained
+from plait.hf.load import load_pretrained, open_directory
 from plait.hf.plan import plan_for
 from plait.parallel import match
+from plait.sharding import MeshShape
+
+
+def build_generating_mesh(tp: int, dtype: torch.dtype) -> Mesh:
+    """The mesh of ranks that generate with weights of `dtype`: sums of half-precision addends are float32."""
+    reduce_dtype = torch.promote_types(dtype, torch.float32)
+    return build_mesh(MeshShape(tp=tp), device=own_device(), reduce_dtype=reduce_dtype, shared_memory=True)
 
 
 def open_batch(
@@ -67,13 +74,13 @@ def check_model(path: str | Path, tp: int) -> None:
 
     Raises:
         ConfigError: it cannot be cut, or nobody knows how.
-        CheckpointError: there are no weights, or their files are damaged.
+        CheckpointError: there are no weights, their files are damaged, or they are not those of the model.
     """
     folder = Path(path)
     model = build_skeleton(folder)
     config: Any = model.config
     derive_mask_form(config.get_text_config())
-    WeightFiles.from_folder(folder)
+    open_directory(model, folder)
     if tp == 1:
         return
     plan = plan_for(model)

@@ -42,7 +42,8 @@ def read_prompts(path: Path, defaults: SamplingConfig) -> list[tuple[str, str, S
         ConfigError: a file that cannot be read; or all lines that cannot be used, by number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a text in JSON may have separators of Unicode as they are.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"--prompts {path}: cannot be read: {said}") from error
@@ -66,6 +67,8 @@ def _parse(line: str, defaults: SamplingConfig) -> tuple[str, SamplingConfig]:
         record: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
+        raise ConfigError(f"is not JSON that can be read: {error}") from error
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise ConfigError('is not an object with a text "prompt"')
     settings = {name: value for name, value in record.items() if name != "prompt"}

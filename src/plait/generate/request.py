@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from math import isfinite
+from sys import float_info
 from typing import Any, Literal, Self
 
 from plait.errors import ConfigError, describe_nearest
@@ -26,8 +26,9 @@ def _is_filled_tuple(value: object) -> bool:
 
 
 def _check_number(name: str, value: object, wanted: str, is_right: Any) -> str:
-    is_number = isinstance(value, float) or _is_integer(value)
-    return "" if is_number and isfinite(value) and is_right(value) else f"{name} {value!r} is not {wanted}"  # type: ignore[arg-type]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_finite = is_number and abs(value) <= float_info.max  # type: ignore[arg-type]
+    return "" if is_finite and is_right(value) else f"{name} {value!r} is not {wanted}"
 
 
 def _check_integer(name: str, value: object, wanted: str, least: int | None) -> str:
@@ -156,6 +157,8 @@ class Capacity:
 
     vocab_size: int
     max_context: int
+    default_new_tokens: int | None = None
+    """Of a request that does not say how many it wants; None for all that the context has room for."""
 
     def check(self, request: Request) -> None:
         """Refuse what the model has no ids or no positions for.

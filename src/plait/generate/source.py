@@ -25,7 +25,12 @@ class Source:
     """That of the weights, unless another is asked for."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text, with those that the tokenizer puts around every text."""
+        """The tokens of a text, with those that the tokenizer puts around every text.
+
+        Raises:
+            ConfigError: it is no Unicode text: half of a surrogate pair, or bytes that are not UTF-8.
+        """
+        check_unicode(text)
         return tuple(self.tokenizer(text)["input_ids"])
 
     def encode_chat(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
@@ -34,6 +39,8 @@ class Source:
         Raises:
             ConfigError: the tokenizer has no chat template, or it does not take these messages.
         """
+        for message in messages:
+            check_unicode(str(message.get("content", "")))
         if not self.tokenizer.chat_template:
             raise ConfigError(f"{self.folder}: the tokenizer has no chat template", hint="give plain prompts")
         try:
@@ -46,6 +53,20 @@ class Source:
         """The text of tokens, special ones left out."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
+
+
+def check_unicode(text: str) -> None:
+    """Refuse what no tokenizer takes.
+
+    Raises:
+        ConfigError: it is no Unicode text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the text is not Unicode: character {error.start} is half of a pair, or a byte that is not UTF-8"
+        ) from error
 
 
 def open_source(path: str | Path) -> Source:

@@ -120,6 +120,8 @@ class _Saving:
                         writer.write(name, whole)
         except PlaitError as error:
             failure = error
+        except (RuntimeError, MemoryError) as error:  # no memory for a whole tensor; the others wait for the rest
+            failure = CheckpointError(f"{self._folder / file}: cannot be written ({error})")
         for name in left:
             self._assemble(name, is_writer=False)
         return failure

@@ -27,8 +27,8 @@ class ServeOptions:
     """Tokens that the KV cache has room for."""
     max_model_len: int | None = None
     """Tokens of a prompt with its answer; None for what the model takes."""
-    dtype: str | None = None
-    """None for that of the config."""
+    dtype: str = "float32"
+    """Of the weights."""
     overlap: Policy = "disabled"
     """Of collectives with GEMMs, where prompts are read."""
     grace_s: float = 30.0

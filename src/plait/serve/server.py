@@ -9,10 +9,9 @@ import click
 import torch
 
 from plait.comm.agree import together
-from plait.comm.group import own_device
-from plait.comm.mesh import Mesh, build_mesh
+from plait.comm.mesh import Mesh
 from plait.generate.batch import ContinuousBatch, Limits
-from plait.generate.open import open_batch
+from plait.generate.open import build_generating_mesh, open_batch
 from plait.generate.source import open_source
 from plait.serve.desk import Desk
 from plait.serve.form.chat import PromptReader
@@ -22,7 +21,6 @@ from plait.serve.http.thread import SETTLE_S, HttpThread
 from plait.serve.metrics import Metrics
 from plait.serve.options import ServeOptions
 from plait.serve.rounds import Follower, Leader, make_rounds
-from plait.sharding import MeshShape
 from plait.train.stop import StopRequest
 
 _TELL_S = 1.5
@@ -41,7 +39,7 @@ def serve_rank(options: ServeOptions) -> None:
     Raises:
         PlaitError: on every rank: the port is taken, the model cannot be loaded, or a rank has failed.
     """
-    mesh = build_mesh(MeshShape(tp=options.tp), device=own_device(), shared_memory=True)
+    mesh = build_generating_mesh(options.tp, getattr(torch, options.dtype))
     if mesh.rank == 0:
         _lead(options, mesh)
     else:
@@ -57,7 +55,9 @@ def _lead(options: ServeOptions, mesh: Mesh) -> None:
         with _closed_at_the_end(door, desk):
             batch = _load(options, mesh)
             max_context = min(batch.capacity.max_context, options.max_model_len or batch.capacity.max_context)
-            desk.open(replace(batch.capacity, max_context=max_context))
+            # Places are kept for all that may come: who does not say how much gets a fair share, not the whole cache.
+            share = max(1, options.max_cache_tokens // options.max_batch)
+            desk.open(replace(batch.capacity, max_context=max_context, default_new_tokens=share))
             click.echo(f"{door.url}/v1")
             leader = Leader(desk, batch, metrics, options.grace_s, lambda: stop.is_made, door.http.stop_accepting)
             make_rounds(batch, leader, mesh)
@@ -71,7 +71,7 @@ def _follow(options: ServeOptions, mesh: Mesh) -> None:
 
 
 def _load(options: ServeOptions, mesh: Mesh) -> ContinuousBatch:
-    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    dtype = getattr(torch, options.dtype)
     limits = Limits(max_requests=options.max_batch, max_cache_tokens=options.max_cache_tokens)
     return open_batch(options.folder, mesh, dtype=dtype, overlap=options.overlap, limits=limits)
 

@@ -6,15 +6,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from plait.checkpoint.weights import WeightFiles
+from plait.comm.agree import together
 from plait.comm.mesh import Mesh
+from plait.config.hf.read import load_hf_json
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.contract.model import derive_plan
 from plait.errors import ConfigError
 from plait.hf.adapters import add_adapters, load_with_adapters
 from plait.hf.convert.parts import list_parts
 from plait.hf.directory.skeleton import build_skeleton
-from plait.hf.load import load_pretrained
+from plait.hf.load import load_pretrained, open_directory
 from plait.hf.plan import plan_for
 from plait.models.init import initialize
 from plait.models.registry import build_model
@@ -39,7 +40,9 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     gradients = Gradients(parameters)
     if isinstance(run, RunConfig):
         return Trainer(run, mesh, model, gradients, optimizer, compute_native_logits)
-    return Trainer(run, mesh, model, gradients, optimizer, compute_hf_logits, list_parts(model))
+    with together(mesh):
+        hf_config = load_hf_json(Path(run.model.path) / "config.json")
+    return Trainer(run, mesh, model, gradients, optimizer, compute_hf_logits, list_parts(model), hf_config)
 
 
 def check_model(run: RunConfig | FineTuneConfig) -> None:
@@ -47,14 +50,14 @@ def check_model(run: RunConfig | FineTuneConfig) -> None:
 
     Raises:
         ConfigError: it has no usable config, or its architecture cannot be made parallel.
-        CheckpointError: it has no weights, or damaged ones.
+        CheckpointError: it has no weights, damaged ones, or those of another model.
     """
     if isinstance(run, FineTuneConfig):
         skeleton = build_skeleton(Path(run.model.path))
+        open_directory(skeleton, Path(run.model.path))
         if run.model.lora is not None:
             add_adapters(skeleton, run.model.lora)
         plan_for(skeleton)
-        WeightFiles.from_folder(Path(run.model.path))
 
 
 def _build_native(run: RunConfig, mesh: Mesh) -> nn.Module:

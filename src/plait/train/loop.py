@@ -56,7 +56,9 @@ def train(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Summary:
             windows = Windows(stream, run.seq_len, run.seed)
         trainer = build_trainer(run, mesh)
         with claim_folder(Path(run.out_dir) / run.name, mesh):
-            return _run_and_save(trainer, windows, derive_identity(trainer, stream), request)
+            with together(mesh):
+                identity = derive_identity(trainer, stream)
+            return _run_and_save(trainer, windows, identity, request)
 
 
 def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any], request: StopRequest) -> Summary:

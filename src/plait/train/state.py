@@ -15,7 +15,6 @@ from plait.checkpoint.part import Owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.checkpoint.weights import derive_fingerprint
 from plait.comm.agree import share, together
-from plait.config.hf.read import load_hf_json
 from plait.config.run import AnyRun, FineTuneConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.source import take_part
@@ -23,6 +22,11 @@ from plait.parallel.apply import ownership_of
 from plait.sharding import Ownership
 from plait.train.corpus.tokens import TokenStream
 from plait.train.step import Trainer
+
+_FREE = frozenset(
+    ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "tokenizer_class")
+)
+"""Keys of a `config.json` that do not decide what a model computes here."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ def derive_identity(trainer: Trainer, stream: TokenStream) -> dict[str, Any]:
         frozen["model.weights"] = derive_fingerprint(Path(run.model.path))
     return {
         **{f"model.{key}": value for key, value in model.items()},
+        **{f"config.json {key}": value for key, value in (trainer.hf_config or {}).items() if key not in _FREE},
         **frozen,
         "seed": run.seed,
         "train.seq_len": run.seq_len,
@@ -73,8 +78,8 @@ def save(trainer: Trainer, position: Position, identity: Mapping[str, Any]) -> P
         "identity": identity,
         "config": run.model_dump(mode="json"),
     }
-    if isinstance(run, FineTuneConfig):
-        state["hf_config"] = load_hf_json(Path(run.model.path) / "config.json")
+    if trainer.hf_config is not None:
+        state["hf_config"] = trainer.hf_config
     return save_checkpoint(
         checkpoint_folder(run),
         position.step,

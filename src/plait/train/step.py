@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,8 @@ class Trainer:
     compute_logits: ComputeLogits
     parts: Mapping[str, Sequence[tuple[str, Stored]]] = field(default_factory=dict)
     """By FQN, under which names, and as which parts, checkpoints hold a parameter, where that is not as it is."""
+    hf_config: Mapping[str, Any] | None = None
+    """The `config.json` of the directory that is trained further, as it was at the start."""
 
     def step(self, micro_batches: Iterable[MicroBatch], learning_rate: float, *, stop: bool = False) -> StepResult:
         """Do one step.

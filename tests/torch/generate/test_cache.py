@@ -13,7 +13,7 @@ def draw(*shape: int) -> torch.Tensor:
 
 
 def test_pieces_of_prompts_are_stored_and_seen_with_what_was_before_them() -> None:
-    cache = KVCache()
+    cache = KVCache(65_536)
     first, second = draw(1, HEADS, 7, WIDTH), draw(1, HEADS, 5, WIDTH)
     cache.reserve(2, 6)
     pieces = [Piece(0, 0, 4), Piece(1, 0, 3)]
@@ -27,7 +27,7 @@ def test_pieces_of_prompts_are_stored_and_seen_with_what_was_before_them() -> No
 
 
 def test_new_tokens_go_to_the_end_of_rows_of_different_lengths() -> None:
-    cache = KVCache()
+    cache = KVCache(65_536)
     cache.reserve(2, 4)
     prompts = draw(1, HEADS, 4, WIDTH)
     PackedAccess(cache, [Piece(0, 0, 1), Piece(1, 0, 3)]).update(prompts, prompts, 5)
@@ -41,7 +41,7 @@ def test_new_tokens_go_to_the_end_of_rows_of_different_lengths() -> None:
 
 
 def test_what_is_stored_survives_growth_and_moves() -> None:
-    cache = KVCache()
+    cache = KVCache(65_536)
     cache.reserve(2, 100)
     stored = draw(1, HEADS, 150, WIDTH)
     PackedAccess(cache, [Piece(0, 0, 100), Piece(1, 0, 50)]).update(stored, -stored, 0)
@@ -55,7 +55,7 @@ def test_what_is_stored_survives_growth_and_moves() -> None:
 
 
 def test_growth_in_one_direction_gives_back_the_other() -> None:
-    cache = KVCache()
+    cache = KVCache(65_536)
     cache.reserve(1, 1000)
     one = draw(1, HEADS, 2, WIDTH)
     PackedAccess(cache, [Piece(0, 0, 2)]).update(one, one, 0)

@@ -95,7 +95,11 @@ def test_a_missing_library_says_what_to_install(
     [
         ([], "error: Missing command\n\nhint: see plait --help\n"),
         (["exlain"], 'error: there is no command "exlain"\n\nhint: did you mean "explain"?\n'),
-        (["zzz"], 'error: there is no command "zzz"\n\nhint: known are bench, convert, explain, generate, models, plan, serve, train, verify\n'),
+        (
+            ["zzz"],
+            'error: there is no command "zzz"\n\n'
+            "hint: known are bench, convert, explain, generate, models, plan, serve, train, verify\n",
+        ),
         (["models", "x"], "error: Got unexpected extra argument (x)\n\nhint: see plait models --help\n"),
     ],
     ids=" ".join,

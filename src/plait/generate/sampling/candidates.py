@@ -40,9 +40,9 @@ class Filters:
     """The sum of `exp((logit - largest) / temperature)`."""
 
     @classmethod
-    def build(cls, samplings: Sequence[SamplingConfig], largest_R: Tensor, total_R: Tensor) -> Self:
+    def build(cls, samplings: Sequence[SamplingConfig], vocab_size: int, largest_R: Tensor, total_R: Tensor) -> Self:
         """Take the settings of each row; statistics are float64."""
-        columns = [[sampling.temperature, sampling.top_k, sampling.top_p] for sampling in samplings]
+        columns = [[float(each.temperature), min(each.top_k, vocab_size), each.top_p] for each in samplings]
         temperature, top_k, top_p = largest_R.new_tensor(columns).unsqueeze(-1).unbind(1)
         return cls(temperature, top_k.long(), top_p, largest_R.unsqueeze(1), total_R.unsqueeze(1))
 

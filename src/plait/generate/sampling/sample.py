@@ -85,7 +85,7 @@ def sample(logits_BV: Tensor, shard: VocabShard, draws: Sequence[Draw]) -> Sampl
     if filtered := [row for row, draw in enumerate(draws) if draw.is_filtered]:
         rows = torch.tensor(filtered, device=logits_BV.device)
         filters = Filters.build(
-            [draws[row].sampling for row in filtered], whole.largest[rows], whole.tempered_sum[rows]
+            [draws[row].sampling for row in filtered], shard.size, whole.largest[rows], whole.tempered_sum[rows]
         )
         _draw_filtered(logits_BV[rows], shard, filters, bases[rows], rows, ids, chosen)
     log_probs = chosen - whole.largest - whole.sum.log()
@@ -120,7 +120,7 @@ def _combine(own: _Statistics, shard: VocabShard, draws: Sequence[Draw]) -> _Sta
     largest, likeliest = shards.largest.max(0, keepdim=True)
     score, drawn = shards.score.max(0, keepdim=True)
     below = shards.largest - largest
-    temperature = largest.new_tensor([draw.sampling.temperature or 1.0 for draw in draws])
+    temperature = largest.new_tensor([float(draw.sampling.temperature) or 1.0 for draw in draws])
     return _Statistics(
         largest[0],
         shards.id.gather(0, likeliest)[0],

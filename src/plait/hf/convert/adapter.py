@@ -41,6 +41,8 @@ def write_adapter(
             writer.write(name, assemble(origin.source, specs[name], parts[name]))
             advance(specs[name].size_bytes)
     config = build_peft_config(origin.anatomy.model, origin.lora)
+    # The model has been taken apart: whether it has transposed linears (GPT-2's) is known by where they are stored.
+    config.fan_in_fan_out = any(stored.is_transposed for stored in origin.anatomy.stored.values())
     if origin.lora.target_modules is None:
         config.target_modules = {fqn.split(".lora_")[0].rpartition(".")[2] for fqn in origin.stored}
     write_adapter_config(config, folder, _find_base(origin))

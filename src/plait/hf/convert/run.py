@@ -82,6 +82,11 @@ def convert(request: Request, start_progress: StartProgress) -> Result:
     if request.is_merged:
         _check_mergeable(origin, form)
         origin = merge(origin)
+    if request.dtype is not None and (origin.hf_config or {}).get("quantization_config"):
+        raise ConfigError(
+            f"{origin.path}: its weights are quantized (quantization_config), so their dtype is not to be changed",
+            hint="leave --dtype out, or have the library that quantized them give them back",
+        )
     total = sum(derive_spec(origin.source, fqn, request.dtype).size_bytes for fqn in origin.stored)
     writing = begin_folder(request.target, overwrite=request.overwrite)
     try:

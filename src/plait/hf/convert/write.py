@@ -103,6 +103,7 @@ def _write_rank(
         for name in sort_names(held):
             piece = torch.empty(held[name].shape, dtype=held[name].dtype)
             source.copy_into(piece, fqns[name], ownership[fqns[name]].intervals(rank))
+            check_fits(piece, source.spec(fqns[name]), fqns[name])
             writer.write(name, piece)
             advance(held[name].size_bytes)
     return writer.size_bytes
@@ -114,7 +115,21 @@ def assemble(source: Source, spec: TensorSpec, parts: list[tuple[str, Stored]]) 
     for fqn, stored in parts:
         intervals = tuple(Interval(0, size) for size in derive_part_shape(stored))
         source.copy_into(take_part(whole, stored), fqn, intervals)
+        check_fits(whole, source.spec(fqn), stored.name)
     return whole
+
+
+def check_fits(cast: Tensor, held: TensorSpec, name: str) -> None:
+    """Refuse values that became infinite by a cast from the dtype that the file holds.
+
+    Raises:
+        CheckpointError: some did.
+    """
+    if cast.dtype != held.dtype and cast.dtype.is_floating_point and cast.isinf().any():
+        raise CheckpointError(
+            f"{name}: has values that {str(cast.dtype).removeprefix('torch.')} cannot hold",
+            hint="use --dtype bfloat16 or float32",
+        )
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -41,6 +41,13 @@ def build_from_config(config: Any, *, dtype: torch.dtype | None = None) -> nn.Mo
         raise ConfigError(
             f"model_type {config.model_type}: is no causal language model that is known: {said}"
         ) from error
+    except Exception as error:  # whatever a model's constructor makes of values that cannot be
+        said = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"model_type {config.model_type}: the model cannot be built from its config.json: "
+            f"{type(error).__name__}: {said}",
+            hint="compare it with the config of a model of this type that works",
+        ) from error
     compute_buffers(model)
     return model.eval()
 

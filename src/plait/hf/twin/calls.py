@@ -1,11 +1,14 @@
 """What a call of a parallel Hugging Face model means: where tokens are cut, which logits it gives, what it refuses."""
 
 from collections.abc import Mapping
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from plait.comm.agree import share_over
+from plait.comm.mesh import Mesh
 from plait.errors import ConfigError
 from plait.hf.plan import ModelPlan
 from plait.hf.twin.batch import WholeBatch
@@ -24,29 +27,35 @@ class Calls:
 
     def install(self, model: nn.Module, plan: ModelPlan) -> None:
         """Hook this into a model."""
+        base = model.get_submodule(plan.base)
         if self.batch.mesh.tp.degree > 1:
             self.rates = list(_list_rates(model))
+            for called in (model, base):
+                called.register_forward_pre_hook(self.check, with_kwargs=True)
+            model.generate = Generation(model, self.batch.mesh)  # type: ignore[assignment]
         model.register_forward_pre_hook(self.begin, with_kwargs=True)
         model.register_forward_hook(self.end, always_call=True)
         model.get_submodule(f"{plan.layers}.0").register_forward_pre_hook(self.enter, with_kwargs=True)
         if plan.exit is not None:
             model.get_submodule(plan.exit).register_forward_hook(self.leave_early)
-        model.get_submodule(plan.base).register_forward_hook(self.leave)
+        base.register_forward_hook(self.leave)
         model.prepare_inputs_for_generation = Preparation(model)  # type: ignore[assignment]
         model.save_pretrained = _Refusal(type(model).__name__)  # type: ignore[assignment]
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Take what is meant for this package, and refuse what would be wrong."""
+        """Take what is meant for this package."""
         kwargs = dict(kwargs)
         self.batch.gathers_logits = bool(kwargs.pop("gather_logits", False))
         self.batch.is_in_model = True
         keep = kwargs.get("logits_to_keep", 0)
         self.batch.keeps_all = isinstance(keep, int) and keep == 0
-        if self.batch.mesh.tp.degree > 1:
-            _check_outputs(model, kwargs)
-            if model.training:
-                self._check_dropouts()
         return args, kwargs
+
+    def check(self, model: nn.Module, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse what would be wrong, in front of the model and of its base, which may be called alone."""
+        _check_outputs(model, kwargs)
+        if model.training:
+            self._check_dropouts()
 
     def end(self, *_: Any) -> None:
         """Forget what was asked for."""
@@ -90,6 +99,28 @@ class Calls:
             )
 
 
+class Generation:
+    """`generate` of a parallel model: all ranks draw with the random numbers of the first, so they draw the same."""
+
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+        # In a tuple, as a model is no child of what it holds.
+        self._model = (model,)
+        self._mesh = mesh
+
+    @property
+    def __signature__(self) -> Any:
+        return _leave_out_self(signature(type(self._model[0]).generate))  # type: ignore[attr-defined]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What transformers generates."""
+        device = self._mesh.device
+        torch.set_rng_state(share_over(torch.get_rng_state(), self._mesh.tp, device)[0])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(share_over(torch.cuda.get_rng_state(device), self._mesh.tp, device)[0], device)
+        model: Any = self._model[0]
+        return type(model).generate(model, *args, **kwargs)
+
+
 class Preparation:
     """`prepare_inputs_for_generation` of a parallel model: generation reads all columns of the logits."""
 
@@ -99,8 +130,7 @@ class Preparation:
 
     @property
     def __signature__(self) -> Any:
-        inner = signature(type(self._model[0]).prepare_inputs_for_generation)  # type: ignore[attr-defined]
-        return inner.replace(parameters=[each for each in inner.parameters.values() if each.name != "self"])
+        return _leave_out_self(signature(type(self._model[0]).prepare_inputs_for_generation))  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What transformers prepares, and the wish for all columns."""
@@ -119,6 +149,10 @@ class _Refusal:
             f"{self.kind}.save_pretrained: this rank has a part of the weights only",
             hint="call plait.save_pretrained(model, path, mesh) on every rank",
         )
+
+
+def _leave_out_self(found: Signature) -> Signature:
+    return found.replace(parameters=[each for each in found.parameters.values() if each.name != "self"])
 
 
 def _check_outputs(model: nn.Module, kwargs: Mapping[str, Any]) -> None:

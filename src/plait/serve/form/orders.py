@@ -22,7 +22,7 @@ def build_requests(
     seed = secrets.randbits(62) if form.seed is None else form.seed
     requests: list[Request] = []
     for prompt in prompts:
-        num_new = _count_new_tokens(form.max_new_tokens, len(prompt), capacity.max_context, param)
+        num_new = _count_new_tokens(form.max_new_tokens, len(prompt), capacity, param)
         for choice in range(form.num_choices):
             sampling = _build_sampling(form, seed + choice, num_new)
             try:
@@ -49,10 +49,10 @@ def _build_sampling(form: GenerationForm, seed: int, max_new_tokens: int) -> Sam
         raise Refusal(400, error.message) from error
 
 
-def _count_new_tokens(wanted: int | None, num_prompt: int, max_context: int, param: str) -> int:
-    """New tokens at most: those wanted, else all that the context has room for."""
-    left = max_context - num_prompt
+def _count_new_tokens(wanted: int | None, num_prompt: int, capacity: Capacity, param: str) -> int:
+    """New tokens at most: those wanted, else the default as far as the context has room for it."""
+    left = capacity.max_context - num_prompt
     if left < 1 or (wanted is not None and wanted > left):
         beside = "leaves no room for an answer" if wanted is None else f"and max_tokens {wanted} are more"
-        raise refuse_length(max_context, f"a prompt of {num_prompt} tokens {beside}", param)
-    return left if wanted is None else wanted
+        raise refuse_length(capacity.max_context, f"a prompt of {num_prompt} tokens {beside}", param)
+    return min(left, capacity.default_new_tokens or left) if wanted is None else wanted
