@@ -155,7 +155,7 @@ def test_what_is_frozen_costs_no_weight_gradient_and_no_gather_for_one(ranks):
     # [21, 24] @ [24, 4] of q, k, v, gate, up in two layers: forward and both gradients, but no dgrad in the first
     # layer, where nothing before it is trained.
     product = 2 * 21 * 24 * 4
-    repeated = product * (3 + 2) * (2 + 3) - 3 * product
+    repeated = product * ((3 + 2) * 2 * 3 - 3)
     assert sum(own for _, own, _ in costs) == costs[0][0] + repeated
     gathers = [each for each in costs[0][2] if each.startswith("all_gather") and "self_attn.input" in each]
     assert len(gathers) == 2, "one a layer, forward"

@@ -35,7 +35,8 @@ def find_kept(logits: Tensor, samplings: list[SamplingConfig]) -> list[set[int]]
     temperature = torch.tensor([sampling.temperature for sampling in samplings], dtype=torch.float64)
     totals = ((exact - largest[:, None]) / temperature[:, None]).exp().sum(1)
     kept: dict[int, set[int]] = {}
-    for found in iterate_candidates(logits, whole(logits.shape[1]), Filters.build(samplings, largest, totals)):
+    filters = Filters.build(samplings, logits.shape[1], largest, totals)
+    for found in iterate_candidates(logits, whole(logits.shape[1]), filters):
         for index, row in enumerate(found.rows.tolist()):
             kept[row] = set(found.ids[index][found.is_kept[index]].tolist())
     return [kept[row] for row in range(len(logits))]

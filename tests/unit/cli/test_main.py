@@ -124,7 +124,9 @@ def test_help_lists_every_command_without_importing_one(
     status, out, err = run_main(capsys, "--help")
     assert (status, err) == (0, "")
     listed = out.partition("Commands:\n")[2].splitlines()
-    assert [line.split()[0] for line in listed] == ["bench", "explain", "models", "plan", "train", "verify"]
+    assert (
+        " ".join(line.split()[0] for line in listed) == "bench convert explain generate models plan serve train verify"
+    )
 
 
 @pytest.mark.parametrize("name", ["explain", "models"])
