@@ -134,14 +134,23 @@ def run_meta(*, tp: int, name: str) -> None:
         assert dict(model.named_parameters())[path].shape == param.shape
 
 
+def run_drawn(*, tp: int) -> list[int]:
+    """Whatever random numbers each rank would have, all draw with those of the first."""
+    _, model, mesh = _build(tp, sequence_parallel=True)
+    torch.manual_seed(100 + mesh.rank)
+    drawn: list[int] = model.generate(draw_ids(1, 4), max_new_tokens=12, do_sample=True)[0].tolist()
+    return drawn
+
+
 def run_refusals(*, tp: int) -> None:
     _, model, _ = _build(tp, sequence_parallel=True, attention_dropout=0.1)
     ids = draw_ids(2, 5)
     model(ids)
     with pytest.raises(ConfigError, match="self_attn.attention_dropout = 0.1 and 1 more"):
         model.train()(ids)
-    with pytest.raises(ConfigError, match="output_hidden_states asks for tensors"):
-        model.eval()(ids, output_hidden_states=True)
+    for called in (model.eval(), model.model):
+        with pytest.raises(ConfigError, match="output_hidden_states asks for tensors"):
+            called(ids, output_hidden_states=True)
     with pytest.raises(ConfigError, match="save_pretrained: this rank has a part"):
         model.save_pretrained("nowhere")
     with pytest.raises(ConfigError, match="parallel already"):
@@ -163,6 +172,12 @@ def test_layers_hand_on_own_tokens_and_logits_are_never_gathered(ranks, tp):
 @pytest.mark.parametrize("tp", [2, 3])
 def test_generate_gives_the_same_tokens(ranks, tp, sequence_parallel):
     ranks(tp).call(run_generate, tp=tp, sequence_parallel=sequence_parallel)
+
+
+def test_all_ranks_draw_the_same_tokens(ranks):
+    drawn = ranks(2).call(run_drawn, tp=2)
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 16
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "gemma3_text", "olmo2", "phi3"])

@@ -107,7 +107,12 @@ def test_norms_with_a_row_for_each_head(ranks, tp):
     ranks(tp).call(run_parity, name="cohere", tp=tp, sequence_parallel=True, use_qk_norm=True)
 
 
+OVERLAPPED = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "phi3", "gpt_neox", "granite", "olmo", "olmo2", "gpt2",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("tp", [2, 3])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "olmo2"])
+@pytest.mark.parametrize("name", OVERLAPPED)
 def test_overlap_changes_nothing(ranks, name, tp):
     ranks(tp).call(run_parity, name=name, tp=tp, sequence_parallel=True, overlap="full")

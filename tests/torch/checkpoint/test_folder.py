@@ -30,6 +30,22 @@ def test_one_that_exists_is_replaced_only_if_allowed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+def test_what_cannot_be_replaced_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path / "model", "old")
+    writing, rename = begin_folder(tmp_path / "model", overwrite=True), Path.rename
+    (writing / "config.json").write_text("new")
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == writing:
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(CheckpointError, match="model: cannot be written .Input/output error."):
+        publish_folder(writing, tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").read_text() == "old"
+
+
 def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("x")

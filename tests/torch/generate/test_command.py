@@ -91,12 +91,24 @@ def test_what_cannot_be_is_refused_with_status_2(run: Run, arguments: list[str],
 
 
 def test_bad_lines_are_named_by_their_numbers(run: Run) -> None:
+    separators = json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False)
+    Path("good.jsonl").write_text(f"\ufeff{separators}\r\n", encoding="utf-8")
+    assert run("--prompts", "good.jsonl", "--max-new-tokens", "1")[0] == 0
     Path("bad.jsonl").write_text('{"prompt": "a"}\n{"prompt": 3}\n{"prompt": \n{"prompt": "a", "topk": 3}\n')
     status, _, err = run("--prompts", "bad.jsonl")
     assert status == 2
     assert "bad.jsonl:2: is not an object" in err
     assert "bad.jsonl:3: is not JSON" in err
     assert "bad.jsonl:4: sampling: there is no setting 'topk'" in err
+    deep, huge, half = "[" * 100_000, f'{{"prompt": "a", "seed": {"9" * 5000}}}', '{"prompt": "a\\ud800b"}'
+    hot = f'{{"prompt": "a", "temperature": 1{"0" * 400}}}'
+    Path("odd.jsonl").write_text("\n".join([deep, huge, hot]))
+    _, _, err = run("--prompts", "odd.jsonl")
+    assert "odd.jsonl:1: is not JSON that can be read" in err
+    assert "odd.jsonl:2: is not JSON that can be read" in err
+    assert "odd.jsonl:3: sampling: temperature 1000" in err
+    Path("half.jsonl").write_text(half)
+    assert "half.jsonl:1: the text is not Unicode: character 1" in run("--prompts", "half.jsonl")[2]
     Path("empty.jsonl").write_text("\n")
     assert "has no prompts" in run("--prompts", "empty.jsonl")[2]
 

@@ -166,3 +166,9 @@ def test_half_precision_logits_are_compared_as_they_are() -> None:
     logits = build_logits(4, 1000).bfloat16()
     draws = [Draw(SamplingConfig(temperature=1.0, top_p=0.9, seed=row), 0) for row in range(4)]
     assert sample(logits, whole(1000), draws) == sample(logits.float(), whole(1000), draws)
+
+
+def test_a_top_k_beyond_the_vocabulary_keeps_all() -> None:
+    logits = torch.linspace(0, 3, 50)[None]
+    for top_k in (50, 2**63, 10**400):
+        assert find_kept(logits, [SamplingConfig(temperature=1.0, top_k=top_k)]) == [set(range(50))]
