@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -104,9 +105,12 @@ class ContinuousBatch:
             sampled = sample(torch.cat(logits), self._shard, [row.draw for row in rows])
             # All have to be told before one leaves: rows that move take along what the forward pass stored.
             accepted = [
-                row.accept(token, log_prob, self._eos_ids) for row, token, log_prob in zip(rows, *sampled, strict=True)
+                row.accept(token, log_prob, self._eos_ids) if isfinite(log_prob) else row.fail()
+                for row, token, log_prob in zip(rows, *sampled, strict=True)
             ]
             for row, event in zip(rows, accepted, strict=True):
+                if event.finish_reason == "failed":
+                    self.cache.wipe(self._places.rows.index(row))
                 if event.finish_reason is not None:
                     self._places.remove(row)
             events += accepted

@@ -83,6 +83,12 @@ class KVCache:
             for tensor in pair:
                 tensor[target, :, :length] = tensor[source, :, :length]
 
+    def wipe(self, row: int) -> None:
+        """Forget all of `row`: what is not a number would reach later requests there, through a mask."""
+        for pair in self.layers.values():
+            for tensor in pair:
+                tensor[row].zero_()
+
     def swap(self, one: int, other: int, length: int) -> None:
         """Exchange the first `length` tokens of two rows."""
         for pair in self.layers.values():

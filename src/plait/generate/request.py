@@ -10,7 +10,7 @@ from plait.errors import ConfigError, describe_nearest
 _LEAST_TEMPERATURE = 1e-6
 """Logits divided by less have no room for noise in a float64; nobody can tell the result from that of 0."""
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 
 def _is_integer(value: object) -> bool:
@@ -139,11 +139,12 @@ class Event:
 
     request_id: str
     token: int | None
-    """None where a request was cancelled."""
+    """None where a request was cancelled, or has failed."""
     text: str
     """New text that will not change any more; it may be empty for some tokens and then come at once."""
     finish_reason: FinishReason | None
-    """`stop`: end-of-sequence token or stop text, `length`: max_new_tokens or end of the context, `cancelled`."""
+    """`stop`: end-of-sequence token or stop text, `length`: max_new_tokens or end of the context, `cancelled`, or
+    `failed`: the model gave logits that are not finite."""
     num_prompt_tokens: int
     num_new_tokens: int
     """So far, this one included."""

@@ -60,5 +60,9 @@ class Row:
         """End it without another token."""
         return self._build_event(None, self._text.finish(), "cancelled", None)
 
+    def fail(self) -> Event:
+        """End it where there is no next token."""
+        return self._build_event(None, self._text.finish(), "failed", None)
+
     def _build_event(self, token: int | None, text: str, reason: FinishReason | None, log_prob: float | None) -> Event:
         return Event(self.request.id, token, text, reason, self.num_prompt, self.num_new, log_prob)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from plait.errors import ConfigError
 from plait.generate.batch import ContinuousBatch
 from plait.generate.request import Event, FinishReason, Request
 
@@ -48,7 +49,11 @@ class Summary:
 def run_requests(
     batch: ContinuousBatch, requests: Sequence[Request], tell: Callable[[Event], None]
 ) -> tuple[dict[str, Answer], Summary]:
-    """Answer all requests, as many together as the batch takes; `tell` hears every event as it comes."""
+    """Answer all requests, as many together as the batch takes; `tell` hears every event as it comes.
+
+    Raises:
+        ConfigError: on every rank: logits that are not finite.
+    """
     answers = {request.id: Answer() for request in requests}
     start = time.perf_counter()
     arrivals, bytes_per_token = requests, 0
@@ -57,6 +62,12 @@ def run_requests(
         arrivals = ()
         bytes_per_token = batch.cache.bytes_per_token or bytes_per_token
         for event in events:
+            if event.finish_reason == "failed":
+                raise ConfigError(
+                    f"request {event.request_id}: the model gave logits that are not finite after "
+                    f"{event.num_new_tokens} new tokens",
+                    hint="load it in float32 or bfloat16, or check its weights",
+                )
             answers[event.request_id].add(event)
             tell(event)
     elapsed_s = time.perf_counter() - start

@@ -64,6 +64,9 @@ class Reply:
 
     def put(self, index: int, event: Event) -> None:
         """Add an event of sequence `index`."""
+        if event.finish_reason == "failed":
+            self.end(fail("the model gave logits that are not finite for this request"))
+            return
         if event.finish_reason == "cancelled":
             self.end(refuse_for_now("the server is shutting down: the request was not finished", State.STOPPING))
             return

@@ -155,6 +155,24 @@ def test_cancelled_requests_end_wherever_they_are(mesh: Mesh, expected: list[lis
     assert batch.num_running == 0
 
 
+def test_a_request_that_overflows_fails_alone(mesh: Mesh, expected: list[list[int]]) -> None:
+    """What it left in its row of the cache does not reach who comes there after it, through a mask."""
+    batch = build_batch("llama", mesh, Limits(max_requests=2))
+    bad, *good = draw_prompts(LENGTHS)[:4]
+    events = list(batch.step(build_requests([bad], GREEDY)))
+    with torch.inference_mode():
+        for pair in batch.cache.layers.values():
+            for tensor in pair:
+                tensor[0] = float("nan")
+    requests = [Request(f"good {number}", tuple(prompt), GREEDY) for number, prompt in enumerate(good)]
+    events += batch.step(requests)
+    while batch.num_running or batch.num_waiting:
+        events += batch.step()
+    assert [event.finish_reason for event in events if event.request_id == "0"] == [None, "failed"]
+    for number in range(3):
+        assert list_tokens([e for e in events if e.request_id == f"good {number}"]) == expected[number + 1]
+
+
 def test_bad_arrivals_are_refused_before_anything_changes(mesh: Mesh) -> None:
     batch = build_batch("llama", mesh, Limits(max_cache_tokens=40))
     with pytest.raises(ConfigError, match="a prompt of 40 tokens and one new token do not fit into the context of 40"):
