@@ -169,6 +169,12 @@ def test_half_precision_logits_are_compared_as_they_are() -> None:
     assert sample(logits, whole(1000), draws) == sample(logits.float(), whole(1000), draws)
 
 
+def test_a_top_k_of_thousands_beside_others_keeps_what_it_should() -> None:
+    logits = build_logits(3, 5000)
+    samplings = [SamplingConfig(temperature=1.0, top_k=top_k) for top_k in (3, 2500, 40)]
+    assert [len(kept) for kept in find_kept(logits, samplings)] == [3, 2500, 40]
+
+
 def test_a_top_k_beyond_the_vocabulary_keeps_all() -> None:
     logits = torch.linspace(0, 3, 50)[None]
     for top_k in (50, 2**63, 10**400):

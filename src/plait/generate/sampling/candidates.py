@@ -24,6 +24,9 @@ from plait.sharding import build_split
 _FIRST_TOP_P = 64
 """Candidates of a shard in the first round for top-p: most nuclei of language models are smaller."""
 
+_MOST_FIRST = 256
+"""Of any: a row with a top-k of thousands asks again by itself, and slows down no other."""
+
 _GROWTH = 8
 
 
@@ -53,7 +56,7 @@ class Filters:
     @property
     def first_count(self) -> int:
         """How many candidates of each shard are likely to be enough; one more than k shows whether the last is tied."""
-        return int(torch.where(self.top_k > 0, self.top_k + 1, _FIRST_TOP_P).max())
+        return int(torch.where(self.top_k > 0, self.top_k + 1, _FIRST_TOP_P).clamp(max=_MOST_FIRST).max())
 
 
 class Candidates(NamedTuple):
