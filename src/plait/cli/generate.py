@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from plait.comm.environment import Launch, check_world_size, detect_launch
 from plait.comm.launch import LocalRanks, init_from_environment
 from plait.config.overlap import Policy
 from plait.errors import ConfigError, PlaitError
+from plait.generate.batch import Limits
 from plait.generate.open import build_generating_mesh, check_model, open_batch
 from plait.generate.prompts import build_requests, read_prompts
 from plait.generate.request import Event, Request, SamplingConfig
@@ -121,10 +123,16 @@ def generate_rank(job: Job) -> Summary:
     """Generate on this rank of the world; the first one prints."""
     dtype = getattr(torch, job.dtype)
     mesh = build_generating_mesh(job.tp, dtype)
-    batch = open_batch(job.folder, mesh, dtype=dtype, overlap=job.overlap)
+    batch = open_batch(job.folder, mesh, dtype=dtype, overlap=job.overlap, limits=_derive_limits(job.requests))
     printer = _Printer(job)
     _, summary = run_requests(batch, job.requests, printer.take if mesh.rank == 0 else _ignore)
     return summary
+
+
+def _derive_limits(requests: Sequence[Request]) -> Limits:
+    """The usual ones, but for a cache that has room for the longest request, however long."""
+    longest = max(len(request.prompt) + request.sampling.max_new_tokens for request in requests)
+    return Limits(max_cache_tokens=max(Limits.max_cache_tokens, longest))
 
 
 class _Printer:
