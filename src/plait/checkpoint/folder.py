@@ -84,6 +84,18 @@ def publish_folder(writing: Path, final: Path) -> None:
         shutil.rmtree(replaced)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write one file of a folder.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be written ({error.strerror})") from error
+
+
 def discard_folder(writing: Path) -> None:
     """Remove what a save that failed has written."""
     shutil.rmtree(writing, ignore_errors=True)

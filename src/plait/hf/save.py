@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plait.checkpoint.folder import begin_folder, discard_folder, publish_folder, writing_folder
+from plait.checkpoint.folder import begin_folder, discard_folder, publish_folder, write_text, writing_folder
 from plait.checkpoint.shards import (
     DEFAULT_FILE_BYTES,
     METADATA,
@@ -102,7 +102,7 @@ class _Saving:
             failure = self._write_file(file, names, is_writer=is_writer and failure is None) or failure
         try:
             if len(self._files) > 1 and self._mesh.rank == 0 and failure is None:
-                _write_text(self._folder / WEIGHT_INDEX, build_weight_index(self._files, self._specs))
+                write_text(self._folder / WEIGHT_INDEX, build_weight_index(self._files, self._specs))
         except PlaitError as error:
             failure = error
         return failure
@@ -177,10 +177,3 @@ def _find_architecture(model: nn.Module) -> str:
 def _list_tensors(model: nn.Module, stored: Mapping[str, Stored]) -> Iterator[tuple[str, Tensor]]:
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     return ((fqn, named[fqn]) for fqn in stored)
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written ({error.strerror})") from error

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.checkpoint.folder import write_text
 from plait.checkpoint.index import Index, TensorRecord, list_pieces
 from plait.checkpoint.names import INDEX, file_name, model_name
 from plait.checkpoint.shards import METADATA, WEIGHT_INDEX, build_weight_index, plan_files
@@ -51,7 +52,7 @@ def write_weights(
                 writer.write(name, assemble(origin.source, held[name], parts[name]))
                 advance(held[name].size_bytes)
     if len(files) > 1:
-        _write_text(folder / WEIGHT_INDEX, build_weight_index(files, specs))
+        write_text(folder / WEIGHT_INDEX, build_weight_index(files, specs))
     return specs
 
 
@@ -83,7 +84,7 @@ def write_sharded(
         )
         for fqn, spec in specs.items()
     }
-    _write_text(folder / INDEX, Index(0, records, sizes, state).to_json())
+    write_text(folder / INDEX, Index(0, records, sizes, state).to_json())
     return specs
 
 
@@ -130,10 +131,3 @@ def check_fits(cast: Tensor, held: TensorSpec, name: str) -> None:
             f"{name}: has values that {str(cast.dtype).removeprefix('torch.')} cannot hold",
             hint="use --dtype bfloat16 or float32",
         )
-
-
-def _write_text(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written ({error.strerror})") from error

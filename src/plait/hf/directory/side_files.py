@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from plait.checkpoint.folder import write_text
 from plait.errors import CheckpointError
 
 _PATTERNS = (
@@ -44,7 +45,4 @@ def write_json(path: Path, body: Any) -> None:
     Raises:
         CheckpointError: it cannot be written.
     """
-    try:
-        path.write_text(json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be written ({error.strerror})") from error
+    write_text(path, json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
