@@ -11,7 +11,7 @@ from typing import Any
 import click
 import torch
 
-from plait.cli.arguments import json_option
+from plait.cli.arguments import dtype_option, json_option, overlap_option
 from plait.comm.environment import Launch, check_world_size, detect_launch
 from plait.comm.launch import LocalRanks, init_from_environment
 from plait.config.overlap import Policy
@@ -57,14 +57,8 @@ _DEFAULTS = SamplingConfig()
 @click.option("--stop", multiple=True, help="A text at which to stop; give it several times for several")
 @click.option("--seed", default=_DEFAULTS.seed, show_default=True, help="Of what is drawn")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="[default: that of the config]")
-@click.option(
-    "--overlap",
-    type=click.Choice(["disabled", "mlp_only", "full", "auto"]),
-    default="disabled",
-    show_default=True,
-    help="Of collectives with GEMMs, where prompts are read",
-)
+@dtype_option
+@overlap_option
 @json_option
 def command(folder: Path, as_json: bool, **options: Any) -> None:
     """Continue prompts with the model in DIR, a Hugging Face directory.

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from plait.cli.arguments import dtype_option, overlap_option
 from plait.comm.environment import Launch, check_world_size, detect_launch
 from plait.comm.launch import LocalRanks, init_from_environment
 from plait.errors import PlaitError
@@ -38,14 +39,8 @@ _COUNT = click.IntRange(min=1)
     "--max-cache-tokens", type=_COUNT, default=Limits.max_cache_tokens, show_default=True, help="Room of the KV cache"
 )
 @click.option("--max-model-len", type=click.IntRange(2), help="Tokens of prompt and answer [default: the model's]")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), help="[default: that of the config]")
-@click.option(
-    "--overlap",
-    type=click.Choice(["disabled", "mlp_only", "full", "auto"]),
-    default="disabled",
-    show_default=True,
-    help="Of collectives with GEMMs, where prompts are read",
-)
+@dtype_option
+@overlap_option
 @click.option(
     "--grace", "grace_s", type=click.FloatRange(0, 86_400), default=30.0, show_default=True,
     help="Seconds for what is under way, when asked to stop",
