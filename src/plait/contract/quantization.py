@@ -1,0 +1,116 @@
+"""What a precision recipe makes of a contract: which linears it holds for, what travels, what has to be agreed on.
+
+A tensor that is gathered is quantized before: bytes travel, those of its numbers and behind them those of the scales of
+its blocks, row by row. What is gathered for a GEMM lies in blocks along what that GEMM contracts: a row linear's
+gradient, which dgrad and wgrad both read, travels both ways where it has blocks at all.
+
+The scale of a whole tensor is that of the tensor of all ranks: the largest magnitude over tp is agreed on before, or,
+where scaling is delayed, once a step.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from plait.config.quantization import QuantizationConfig
+from plait.config.recipe import Operand, Recipe
+from plait.contract.plan import Column, InnerColumn, Plan, Role, Row, VocabHead
+from plait.errors import ConfigError
+from plait.sharding import Columns, Ownership
+
+Orientation = Literal["rows", "columns"]
+"""Blocks lie along the features of a row, for forward and dgrad, or along the tokens of a column, for wgrad."""
+
+_INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def list_orientations(operand: Operand, gemms: Iterable[str]) -> tuple[Orientation, ...]:
+    """How what `gemms` (forward, dgrad, wgrad) read lies in blocks; one of both stands for both without blocks."""
+    gemms = tuple(gemms)
+    wanted: list[Orientation] = ["rows"] if {"forward", "dgrad"} & set(gemms) else []
+    if "wgrad" in gemms and not (wanted and operand.block is None):
+        wanted.append("columns")
+    return tuple(wanted)
+
+
+def count_row_bytes(operand: Operand, gemms: Iterable[str], width: int) -> int:
+    """What a row of `width` numbers weighs on the way to `gemms`."""
+    return len(list_orientations(operand, gemms)) * operand.row_bytes(width)
+
+
+def select_linears(quantization: QuantizationConfig, roles: Mapping[str, Role], num_blocks: int) -> dict[str, Recipe]:
+    """By module, what holds for each linear that is quantized: in the blocks that are not kept, and the head if asked.
+
+    Raises:
+        ConfigError: no linear is left to quantize.
+    """
+    recipe = quantization.resolved
+    if recipe is None:
+        return {}
+    selected = {name: recipe for name, role in roles.items() if _is_selected(quantization, name, role, num_blocks)}
+    if not selected:
+        raise ConfigError(
+            f"quantization.recipe = {quantization.recipe!r} quantizes nothing: of {num_blocks} blocks the first "
+            f"{quantization.keep_first} and the last {quantization.keep_last} are kept as they are",
+            hint="lower quantization.keep_first and quantization.keep_last",
+        )
+    return selected
+
+
+def is_block_selected(quantization: QuantizationConfig, index: int, num_blocks: int) -> bool:
+    """Whether block `index` is not one of those that are kept."""
+    return quantization.keep_first <= index < num_blocks - quantization.keep_last
+
+
+def align_plan(plan: Plan, recipe: Recipe) -> Plan:
+    """The same plan, MLP columns cut in whole blocks of what is contracted."""
+    unit = recipe.feature_unit
+    if unit == 1:
+        return plan
+    roles: dict[str, Role | str] = {pattern: _align(role, unit) for pattern, role in plan.resolved.items()}
+    return Plan(roles, plan.sequence_parallel, plan.regions)
+
+
+def list_torn_blocks(recipe: Recipe, weight: Ownership) -> list[str]:
+    """What of the weight `[out, in]` of a quantized linear no block format can cut."""
+    problems = []
+    for dim, what in enumerate(("output", "input")):
+        unit = recipe.feature_unit
+        if weight.shape[dim] % unit:
+            problems.append(f"{weight.name}: {weight.shape[dim]} {what} features are no whole blocks of {unit}")
+        elif weight.dim == dim and weight.split is not None:
+            torn = [part for part in weight.split.intervals if part.start % unit or part.stop % unit]
+            if torn:
+                problems.append(f"{weight.name}: a rank would have {what} features {torn[0]}, in blocks of {unit}")
+    return problems
+
+
+def count_blocks(names: Iterable[str]) -> int:
+    """How many blocks a model has, by the indices in the names of its modules: `layers.3.mlp`."""
+    return 1 + max((index for name in names if (index := find_block(name)) is not None), default=-1)
+
+
+def find_block(name: str) -> int | None:
+    """The index of the block that a module is in; None outside."""
+    found = _INDEX.search(name)
+    return None if found is None else int(found.group())
+
+
+def _is_selected(quantization: QuantizationConfig, name: str, role: Role, num_blocks: int) -> bool:
+    if isinstance(role, VocabHead):
+        return quantization.head
+    index = find_block(name)
+    if not isinstance(role, Column | InnerColumn | Row) or index is None:
+        return False
+    is_wanted = quantization.layers == "all" or ".mlp." in name
+    return is_wanted and is_block_selected(quantization, index, num_blocks)
+
+
+def _align(role: Role, unit: int) -> Role:
+    match role:
+        case Column(Columns(), group):
+            return Column(Columns(unit), group)
+        case Row(Columns()):
+            return Row(Columns(unit))
+        case _:
+            return role
