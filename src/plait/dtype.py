@@ -2,7 +2,7 @@
 
 from typing import Literal, get_args
 
-DType = Literal["float64", "float32", "bfloat16", "float16", "int64", "bool"]
+DType = Literal["float64", "float32", "bfloat16", "float16", "int64", "uint8", "bool"]
 
 _WIDTH_BYTES: dict[str, int] = {
     "float64": 8,
@@ -10,6 +10,7 @@ _WIDTH_BYTES: dict[str, int] = {
     "bfloat16": 2,
     "float16": 2,
     "int64": 8,
+    "uint8": 1,
     "bool": 1,
 }
 

@@ -56,18 +56,22 @@ EXITS = {True: derive_transition(Partial(), Shard(0)), False: derive_transition(
 
 @st.composite
 def works(draw: st.DrawFn, *, max_degree: int = 8, max_rows: int = 40, even: bool = False) -> tuple[Work, int]:
-    """What any pass of any linear has to do, and among how many ranks; fewer rows than ranks and no rows included."""
+    """What any pass of any linear has to do, and among how many ranks; fewer rows than ranks and no rows included.
+
+    Rows travel one by one or in units that stay together, of which there may be no whole number.
+    """
     degree = draw(st.integers(1, max_degree))
     num_rows = degree * draw(st.integers(0, max_rows // degree)) if even else draw(st.integers(0, max_rows))
     entry, exit = draw(st.sampled_from([(ENTRIES[mode], EXITS[mode]) for mode in (True, False)]))
+    unit = draw(st.sampled_from([1, 1, 2, 3]))
     needs = draw(st.sampled_from([{}, {"needs_wgrad": False}, {"needs_dgrad": False}]))
     derive = draw(
         st.sampled_from(
             [
-                lambda: derive_column_forward(entry, num_rows, degree),
-                lambda: derive_row_forward(exit, num_rows, degree),
-                lambda: derive_column_backward(entry, num_rows, degree, **needs),
-                lambda: derive_row_backward(exit, num_rows, degree, **needs),
+                lambda: derive_column_forward(entry, num_rows, degree, unit),
+                lambda: derive_row_forward(exit, num_rows, degree, unit),
+                lambda: derive_column_backward(entry, num_rows, degree, unit, **needs),
+                lambda: derive_row_backward(exit, num_rows, degree, unit, **needs),
             ]
         )
     )

@@ -34,7 +34,8 @@ def build_pair(first: Half, second: Half, rank: int) -> tuple[Program, Program]:
     assert first.work.gather is not None, first
     assert second.work.gather is not None, second
     ahead = Ahead(second.work.gather, 1 if second.method is Method.BULK else second.chunks)
-    first_round = build_pieces(first.work.gather.split, first.chunks).num_rounds
+    gather = first.work.gather
+    first_round = build_pieces(gather.split, first.chunks, gather.unit).num_rounds
     return (
         build_program(first.work, first.method, first.chunks, rank, ahead=ahead),
         build_program(second.work, second.method, second.chunks, rank, first_round=first_round),

@@ -53,15 +53,15 @@ class Pieces:
         return Pieces(self.by_index[index : index + 1], self.first_index + index)
 
 
-def build_pieces(split: Split, chunks: int) -> Pieces:
-    """Cut the rows of every owner into `chunks` pieces, the first ones a row longer where they do not divide.
+def build_pieces(split: Split, chunks: int, unit: int = 1) -> Pieces:
+    """Cut the rows of every owner into `chunks` pieces of whole units, the first ones longer where they do not divide.
 
     Raises:
         ScheduleError: less than one chunk.
     """
     if chunks < 1:
         raise ScheduleError(f"rows cannot be cut into {chunks} chunks", hint="chunks is at least 1")
-    table = [_cut(owner, interval, chunks) for owner, interval in enumerate(split.intervals)]
+    table = [_cut(owner, interval, chunks, unit) for owner, interval in enumerate(split.intervals)]
     most = max((len(pieces) for pieces in table), default=0)
     return Pieces(
         tuple(tuple(pieces[index] if index < len(pieces) else None for pieces in table) for index in range(most))
@@ -69,10 +69,10 @@ def build_pieces(split: Split, chunks: int) -> Pieces:
     )
 
 
-def _cut(owner: int, rows: Interval, chunks: int) -> list[Piece]:
+def _cut(owner: int, rows: Interval, chunks: int, unit: int) -> list[Piece]:
     if not len(rows):
         return []
-    cut = build_split(len(rows), min(chunks, len(rows)))
+    cut = build_split(len(rows), min(chunks, len(rows) // unit), unit)
     return [
         Piece(owner, index, Interval(rows.start + part.start, rows.start + part.stop))
         for index, part in enumerate(cut.intervals)

@@ -100,11 +100,11 @@ def _list_serial(work: Work) -> list[Step]:
 
 def _weave_gather(work: Work, flow: Flow, method: Method, chunks: int, rank: int, ahead: Ahead | None) -> list[Step]:
     """Rows are multiplied as they come; what is begun for the next program travels behind them."""
-    pieces = build_pieces(flow.split, chunks)
+    pieces = build_pieces(flow.split, chunks, flow.unit)
     gather = _GATHERS[method](flow.tensor, pieces, rank, range(pieces.num_rounds))
     begun = _NO_GATHER
     if ahead is not None:
-        later = build_pieces(ahead.flow.split, ahead.chunks)
+        later = build_pieces(ahead.flow.split, ahead.chunks, ahead.flow.unit)
         rounds = range(pieces.num_rounds, pieces.num_rounds + later.num_rounds)
         begun = direct.build_gather(ahead.flow.tensor, later, rank, rounds)
     own = flow.split.intervals[rank]
@@ -126,7 +126,7 @@ def _weave_reduction(
     has to be passed on again and again, which the first GEMM would have to wait for as well.
     """
     is_bulk, is_ring = method is Method.BULK, method in _RINGS
-    pieces = build_pieces(reduce.split, 1 if is_bulk else chunks)
+    pieces = build_pieces(reduce.split, 1 if is_bulk else chunks, reduce.unit)
     start, num_rounds = first_round or 0, pieces.num_rounds
     earlier, later = range(start, start + num_rounds), range(start + num_rounds, start + 2 * num_rounds)
     gather = _NO_GATHER
@@ -175,10 +175,10 @@ def _join(
 def _weave_all_reduce(work: Work, reduce: Flow, method: Method, chunks: int, rank: int) -> list[Step]:
     """Chunk by chunk: addends of one chunk travel while the next is computed, and its sums while the one after is."""
     is_bulk = method is Method.BULK
-    pieces = build_pieces(reduce.split, 1 if is_bulk else chunks)
+    pieces = build_pieces(reduce.split, 1 if is_bulk else chunks, reduce.unit)
     recvs: list[Recv] = []
     # The addends of the last chunk travel under one half of a GEMM that needs none of them, its sums under the other.
-    halves = build_split(work.num_rows, 2).intervals
+    halves = build_split(work.num_rows, 2, reduce.unit).intervals
     groups: list[_Group] = [
         (_Stage(pieces.chunks + half, pieces.degree).start, _multiply(work.summing, rows))
         for half, rows in enumerate(halves)

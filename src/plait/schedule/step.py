@@ -39,11 +39,13 @@ class Flow:
         tensor: its name in contracts: x, y, dx or dy.
         kind: what the movement amounts to: all_gather, reduce_scatter or all_reduce.
         split: which rows each rank owns; of an all-reduce, which rows each rank sums.
+        unit: so many rows stay together, as a scale holds for all of them.
     """
 
     tensor: str
     kind: Kind
     split: Split
+    unit: int = 1
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from plait.schedule.step import Flow
-from plait.sharding import Kind, Transition, build_split
+from plait.sharding import Kind, Transition, build_token_split, find_token_unit
 
 
 class Operation(StrEnum):
@@ -48,49 +48,63 @@ class Work:
         return tuple(flow for flow in (self.gather, self.reduce) if flow is not None)
 
 
-def derive_column_forward(entry: Transition, num_rows: int, degree: int) -> Work:
+def derive_column_forward(entry: Transition, num_rows: int, degree: int, unit: int = 1) -> Work:
     """`y_shard = gather(x_shard) @ w_shard.T`."""
     return Work(
         num_rows,
-        gather=_derive_flow("x", entry.forward, num_rows, degree),
+        gather=_derive_flow("x", entry.forward, num_rows, degree, unit),
         rowwise="forward",
         rowwise_reads_gather=True,
     )
 
 
 def derive_column_backward(
-    entry: Transition, num_rows: int, degree: int, *, needs_dgrad: bool = True, needs_wgrad: bool = True
+    entry: Transition,
+    num_rows: int,
+    degree: int,
+    unit: int = 1,
+    *,
+    needs_dgrad: bool = True,
+    needs_wgrad: bool = True,
 ) -> Work:
     """`dx_shard = scatter(dy_shard @ w_shard)` and `dw_shard = dy_shard.T @ gather(x_shard)`, gathered again."""
     return Work(
         num_rows,
-        gather=_derive_flow("x", entry.forward, num_rows, degree) if needs_wgrad else None,
-        reduce=_derive_flow("dx", entry.backward, num_rows, degree) if needs_dgrad else None,
+        gather=_derive_flow("x", entry.forward, num_rows, degree, unit) if needs_wgrad else None,
+        reduce=_derive_flow("dx", entry.backward, num_rows, degree, unit) if needs_dgrad else None,
         rowwise="dgrad" if needs_dgrad else None,
         summing="wgrad" if needs_wgrad else None,
     )
 
 
-def derive_row_forward(exit: Transition, num_rows: int, degree: int) -> Work:
+def derive_row_forward(exit: Transition, num_rows: int, degree: int, unit: int = 1) -> Work:
     """`y_shard = scatter(x_shard @ w_shard.T)`."""
-    return Work(num_rows, reduce=_derive_flow("y", exit.forward, num_rows, degree), rowwise="forward")
+    return Work(num_rows, reduce=_derive_flow("y", exit.forward, num_rows, degree, unit), rowwise="forward")
 
 
 def derive_row_backward(
-    exit: Transition, num_rows: int, degree: int, *, needs_dgrad: bool = True, needs_wgrad: bool = True
+    exit: Transition,
+    num_rows: int,
+    degree: int,
+    unit: int = 1,
+    *,
+    needs_dgrad: bool = True,
+    needs_wgrad: bool = True,
 ) -> Work:
     """`dx_shard = gather(dy_shard) @ w_shard` and `dw_shard = gather(dy_shard).T @ x_shard`."""
     return Work(
         num_rows,
-        gather=_derive_flow("dy", exit.backward, num_rows, degree),
+        gather=_derive_flow("dy", exit.backward, num_rows, degree, unit),
         rowwise="dgrad" if needs_dgrad else None,
         summing="wgrad" if needs_wgrad else None,
         rowwise_reads_gather=True,
     )
 
 
-def _derive_flow(tensor: str, kind: Kind, num_rows: int, degree: int) -> Flow | None:
-    return Flow(tensor, kind, build_split(num_rows, degree)) if kind.is_collective and degree > 1 else None
+def _derive_flow(tensor: str, kind: Kind, num_rows: int, degree: int, unit: int) -> Flow | None:
+    if not kind.is_collective or degree == 1:
+        return None
+    return Flow(tensor, kind, build_token_split(num_rows, degree, unit), find_token_unit(num_rows, unit))
 
 
 @lru_cache(maxsize=1024)
@@ -99,18 +113,22 @@ def derive_work(
     transition: Transition,
     num_rows: int,
     degree: int,
+    unit: int = 1,
     *,
     needs_dgrad: bool = True,
     needs_wgrad: bool = True,
 ) -> Work:
-    """The work of a pass; `transition` is that of the linear's boundary, and a backward computes what is needed."""
+    """The work of a pass; `transition` is that of the linear's boundary, and a backward computes what is needed.
+
+    Rows are owned and travel in whole units, in single ones where there is no whole number of units.
+    """
     match operation:
         case Operation.COLUMN_FORWARD:
-            return derive_column_forward(transition, num_rows, degree)
+            return derive_column_forward(transition, num_rows, degree, unit)
         case Operation.ROW_FORWARD:
-            return derive_row_forward(transition, num_rows, degree)
+            return derive_row_forward(transition, num_rows, degree, unit)
         case Operation.COLUMN_BACKWARD:
             derive_backward: Callable[..., Work] = derive_column_backward
         case Operation.ROW_BACKWARD:
             derive_backward = derive_row_backward
-    return derive_backward(transition, num_rows, degree, needs_dgrad=needs_dgrad, needs_wgrad=needs_wgrad)
+    return derive_backward(transition, num_rows, degree, unit, needs_dgrad=needs_dgrad, needs_wgrad=needs_wgrad)

@@ -18,6 +18,8 @@ from plait.sharding.ownership import (
     Split,
     build_head_splits,
     build_split,
+    build_token_split,
+    find_token_unit,
 )
 from plait.sharding.placement import (
     Invariant,
@@ -51,7 +53,9 @@ __all__ = [
     "Transition",
     "build_head_splits",
     "build_split",
+    "build_token_split",
     "derive_gradient_placement",
     "derive_transition",
+    "find_token_unit",
     "list_transitions",
 ]

@@ -68,6 +68,10 @@ class Split:
         """Whether every rank holds equally many elements, none of them twice."""
         return self.longest * self.degree == self.size
 
+    def is_cut_in(self, unit: int) -> bool:
+        """Whether no rank's interval begins or ends within a unit."""
+        return all(edge % unit == 0 for interval in self.intervals for edge in (interval.start, interval.stop))
+
     @property
     def longest(self) -> int:
         """Elements of the rank that holds most."""
@@ -106,6 +110,19 @@ def build_split(size: int, degree: int, unit: int = 1) -> Split:
     base, extra = divmod(size // unit, degree)
     edges = [unit * (rank * base + min(rank, extra)) for rank in range(degree + 1)]
     return Split(size, tuple(map(Interval, edges[:-1], edges[1:])))
+
+
+def find_token_unit(num_tokens: int, unit: int) -> int:
+    """How many tokens stay on one rank: `unit`, or one where there is no whole number of units.
+
+    What is quantized in blocks of tokens is only read by backward, before which such numbers are refused.
+    """
+    return 1 if num_tokens % unit else unit
+
+
+def build_token_split(num_tokens: int, degree: int, unit: int = 1) -> Split:
+    """Cut tokens over `degree` ranks, in whole units where there is a whole number of them."""
+    return build_split(num_tokens, degree, find_token_unit(num_tokens, unit))
 
 
 @dataclass(frozen=True)

@@ -6,25 +6,28 @@ from hypothesis import strategies as st
 
 from plait.errors import ScheduleError
 from plait.schedule.piece import Pieces, build_pieces
-from plait.sharding import Split, build_split
-from tests.support.strategies import splits
+from plait.sharding import build_split
 
 
 def _list(pieces: Pieces, owner: int) -> list[str]:
     return [str(piece) for index in range(pieces.chunks) if (piece := pieces.find(owner, index)) is not None]
 
 
-@given(split=splits(max_unit=1), chunks=st.integers(1, 6))
-def test_pieces_cover_the_rows_of_every_owner_once_and_in_order(split: Split, chunks: int) -> None:
-    pieces = build_pieces(split, chunks)
+@given(num_units=st.integers(0, 40), unit=st.integers(1, 32), degree=st.integers(1, 9), chunks=st.integers(1, 6))
+def test_pieces_cover_the_rows_of_every_owner_once_and_in_order(
+    num_units: int, unit: int, degree: int, chunks: int
+) -> None:
+    split = build_split(num_units * unit, degree, unit)
+    pieces = build_pieces(split, chunks, unit)
     for owner, rows in enumerate(split.intervals):
         found = [piece for index in range(pieces.chunks) if (piece := pieces.find(owner, index)) is not None]
         assert [row for piece in found for row in range(piece.rows.start, piece.rows.stop)] == list(
             range(rows.start, rows.stop)
         )
         assert [(piece.owner, piece.index) for piece in found] == [(owner, index) for index in range(len(found))]
-        assert len(found) == min(chunks, len(rows))
-        assert max(map(len, (piece.rows for piece in found)), default=0) <= -(-len(rows) // chunks)
+        assert len(found) == min(chunks, len(rows) // unit)
+        assert all(piece.rows.start % unit == piece.rows.stop % unit == 0 for piece in found)
+        assert max(map(len, (piece.rows for piece in found)), default=0) <= -(-len(rows) // unit // chunks) * unit
 
 
 def test_first_pieces_are_a_row_longer_where_rows_do_not_divide() -> None:

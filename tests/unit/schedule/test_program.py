@@ -5,7 +5,7 @@ from hypothesis import given
 
 from plait.errors import ScheduleError
 from plait.schedule.program import build_program, list_methods
-from plait.schedule.step import Method
+from plait.schedule.step import Method, Multiply
 from plait.schedule.work import (
     Work,
     derive_column_backward,
@@ -363,8 +363,35 @@ def test_a_method_that_cannot_do_a_work_is_refused() -> None:
 
 
 @given(schedule=schedules(max_degree=4, max_rows=12, moves=True))
-def test_more_chunks_than_rows_are_as_many_as_there_are_rows(schedule: Schedule) -> None:
+def test_rows_that_share_a_scale_travel_and_are_multiplied_together(schedule: Schedule) -> None:
+    """Of a whole number of units none is cut; where there is no whole number, every row is alone."""
+    work = schedule.work
+    units = {flow.unit for flow in work.flows}
+    assert len(units) == 1
+    (unit,) = units
+    assert work.num_rows % unit == 0
+    for program in schedule.programs:
+        rows = [step.rows for step in program.steps if isinstance(step, Multiply)]
+        rows += [message.piece.rows for message in program.messages_sent]
+        assert all(part.start % unit == part.stop % unit == 0 for part in rows)
+
+
+def test_an_all_reduce_and_its_halves_are_cut_in_units() -> None:
+    """Six rows in threes over two ranks: each sums three, and wgrad takes three before and three behind."""
+    work = derive_column_backward(AR_ENTRY, 6, 2, 3)
+    steps = _list(work, Method.DIRECT, 4, 0).splitlines()
+    assert [step for step in steps if step.startswith(("send", "multiply wgrad"))] == [
+        "send addend dx[3:6] 0 -> 1",
+        "multiply wgrad[0:3]",
+        "send value dx[0:3] 0 -> 1",
+        "multiply wgrad[3:6] accumulating",
+    ]
+    assert derive_column_backward(AR_ENTRY, 7, 2, 3) == derive_column_backward(AR_ENTRY, 7, 2)
+
+
+@given(schedule=schedules(max_degree=4, max_rows=12, moves=True))
+def test_more_chunks_than_units_are_as_many_as_there_are_units(schedule: Schedule) -> None:
     work, degree = schedule.work, len(schedule.programs)
-    most = max(work.flows[0].split.lengths)
+    most = max(1, work.flows[0].split.longest // work.flows[0].unit)
     one, other = (build_schedule(work, degree, schedule.method, chunks).programs for chunks in (most, most + 5))
     assert [program.steps for program in one] == [program.steps for program in other]

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.errors import ShardingError
-from plait.sharding import Interval, Invariant, Ownership, Shard, Split, build_head_splits, build_split
+from plait.sharding import (
+    Interval,
+    Invariant,
+    Ownership,
+    Shard,
+    Split,
+    build_head_splits,
+    build_split,
+    build_token_split,
+)
 from tests.support.strategies import MAX_DEGREE, Heads, heads, splits
 
 NAMED_CASES = [
@@ -44,6 +53,15 @@ def test_cuts_fall_between_units_and_differ_by_at_most_one_unit(units: int, unit
     assert max(split.lengths) - min(split.lengths) <= unit
     assert list(split.lengths) == sorted(split.lengths, reverse=True)
     assert split.longest == split.lengths[0]
+
+
+@given(num_tokens=st.integers(0, 300), unit=st.sampled_from([1, 16, 32]), degree=st.integers(1, MAX_DEGREE))
+def test_tokens_are_cut_in_units_or_where_they_form_none_one_by_one(num_tokens: int, unit: int, degree: int) -> None:
+    """Inference has any number of tokens; only what backward reads is quantized in blocks of them."""
+    is_whole = num_tokens % unit == 0
+    split = build_token_split(num_tokens, degree, unit)
+    assert split == build_split(num_tokens, degree, unit if is_whole else 1)
+    assert split.is_cut_in(unit) == is_whole
 
 
 @given(split=splits())
