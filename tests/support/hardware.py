@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from plait.config.toml import merge_trees
+from plait.config.file.toml import merge_trees
 from plait.planner.hardware import Hardware, build_hardware
 from plait.planner.hardware.catalog import FOLDER, load_tree
 from tests.support.source_tree import ROOT

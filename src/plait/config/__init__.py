@@ -8,6 +8,7 @@ from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.presets import Preset, list_presets, load_preset
+from plait.config.quantization import QuantizationConfig
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.config.train import TrainConfig
 
@@ -23,6 +24,7 @@ __all__ = [
     "ParallelConfig",
     "PrecisionConfig",
     "Preset",
+    "QuantizationConfig",
     "RunConfig",
     "TrainConfig",
     "list_presets",

@@ -8,17 +8,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from plait.config.conflicts import list_conflicts
 from plait.config.data import DataConfig
+from plait.config.file.source import derive_model_fields, load_source
+from plait.config.file.toml import expand_shorthands, load_overrides, merge_trees
 from plait.config.hf.checkpoint import TOKENIZER, CheckpointModel, derive_checkpoint_fields
 from plait.config.hf.lora import LoraConfig
 from plait.config.model import FAMILIES, Llama3RopeScaling
 from plait.config.overlap import SHORTHAND, OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
-from plait.config.run import AnyRun, FineTuneConfig, RunConfig, list_conflicts
+from plait.config.quantization import SHORTHAND as RECIPE
+from plait.config.quantization import OperandConfig, QuantizationConfig
+from plait.config.run import AnyRun, FineTuneConfig, RunConfig
 from plait.config.section import Problem, Section, list_problems
-from plait.config.source import derive_model_fields, load_source
-from plait.config.toml import expand_shorthands, load_overrides, merge_trees
 from plait.config.train import TrainConfig
 from plait.errors import ConfigError, describe_nearest
 
@@ -26,13 +29,18 @@ _SECTIONS: dict[str, type[Section]] = {
     "parallel": ParallelConfig,
     "overlap": OverlapConfig,
     "precision": PrecisionConfig,
+    "quantization": QuantizationConfig,
     "data": DataConfig,
     "train": TrainConfig,
 }
 
+_OPERANDS: dict[str, type[Section]] = {
+    f"quantization.{name}": OperandConfig for name in ("input", "weight", "gradient")
+}
+
 _MODELS: dict[str, type[Section]] = {**FAMILIES, "hf": CheckpointModel}
 
-_SHORTHANDS = {"overlap": SHORTHAND}
+_SHORTHANDS = {"overlap": SHORTHAND, "quantization": RECIPE}
 """Sections that may be written as one plain value, and the key that it stands for."""
 
 
@@ -120,7 +128,7 @@ def _build_run_config(kind: type[AnyRun], tree: Mapping[str, Any]) -> tuple[AnyR
 
 def _drop_unknown_keys(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """Leave only what a config has, so that a misspelt key does not hide other problems of its section."""
-    kinds: dict[str, type[Section]] = {"": RunConfig, **_SECTIONS}
+    kinds: dict[str, type[Section]] = {"": RunConfig, **_SECTIONS, **_OPERANDS}
     family = _get_table(tree, "model").get("family")
     if family in _MODELS:
         kinds |= {"model": _MODELS[family], "model.rope_scaling": Llama3RopeScaling, "model.lora": LoraConfig}

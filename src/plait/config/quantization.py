@@ -68,7 +68,7 @@ class QuantizationConfig(Section):
         if self.recipe == "none":
             return None
         named = RECIPES[self.recipe]
-        changed = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None and name in _OPTIONS}
+        changed = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         operands = {name: getattr(self, name).change(operand) for name, operand in named.operands.items()}
         recipe = replace(named, **operands, **changed)
         return recipe if recipe == named else replace(recipe, name=f"{named.name}, changed")
@@ -77,15 +77,16 @@ class QuantizationConfig(Section):
         """What cannot be, or would have no effect."""
         recipe = self.resolved
         if recipe is None:
-            for name in sorted(self.model_fields_set - {SHORTHAND}):
+            for name in [] if SHORTHAND in self.model_fields_set else sorted(self.model_fields_set):
                 recipes = ", ".join(NAMES[1:])
                 yield Problem(name, "nothing is quantized unless recipe says how", f"recipes are {recipes}")
             return
         for name, operand in recipe.operands.items():
             yield from _list_operand_conflicts(name, operand)
         if not recipe.is_delayed:
-            for name in sorted({"margin", "amax_history"} & self.model_fields_set):
-                yield Problem(name, "only delayed scaling looks back at earlier steps")
+            for name in ("amax_history", "margin"):
+                if getattr(self, name) is not None:
+                    yield Problem(name, "only delayed scaling looks back at earlier steps")
         if recipe.hadamard and not (recipe.input.block and recipe.gradient.block):
             text = "mixes sixteens of tokens for wgrad, which quantizes input and gradient in blocks"
             yield Problem("hadamard", text, f"use scaling = block16 or block32, or leave it out ({HADAMARD} tokens)")

@@ -3,8 +3,10 @@
 Problems are values, so that all of a config's can be collected and reported together.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -62,11 +64,20 @@ def list_problems(error: ValidationError) -> list[Problem]:
                 problems.append(Problem(key, "is required"))
             case "model_type" | "model_attributes_type":
                 problems.append(Problem(key, "should be a table"))
+            case "literal_error":
+                hint = _describe_near(str(detail["input"]), detail["ctx"]["expected"])
+                problems.append(Problem(key, detail["msg"].removeprefix("Input "), hint))
             case "default_factory_not_called":
                 pass  # the value it is derived from is the problem, and is reported
             case _:
                 problems.append(Problem(key, detail["msg"].removeprefix("Input ")))
     return problems
+
+
+def _describe_near(value: str, expected: str) -> str | None:
+    """The one of `'none', 'mxfp8' or 'nvfp4'` that a value was meant to be; all of them are in the message already."""
+    near = get_close_matches(value, re.findall(r"'([^']*)'", expected), n=1)
+    return f'did you mean "{near[0]}"?' if near else None
 
 
 _TAGS = (["llama"], ["gpt"])

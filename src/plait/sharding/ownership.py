@@ -68,9 +68,9 @@ class Split:
         """Whether every rank holds equally many elements, none of them twice."""
         return self.longest * self.degree == self.size
 
-    def is_cut_in(self, unit: int) -> bool:
-        """Whether no rank's interval begins or ends within a unit."""
-        return all(edge % unit == 0 for interval in self.intervals for edge in (interval.start, interval.stop))
+    def find_torn(self, unit: int) -> Interval | None:
+        """The first rank's interval that begins or ends within a unit; None where all have whole ones."""
+        return next((each for each in self.intervals if each.start % unit or each.stop % unit), None)
 
     @property
     def longest(self) -> int:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.config.format import format_run_config
+from plait.config.file.format import format_run_config
 from plait.config.load import load_run_config
 from plait.errors import ConfigError
 from plait.planner import Cluster, PlanReport, load_hardware, plan

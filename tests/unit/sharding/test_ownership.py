@@ -61,7 +61,7 @@ def test_tokens_are_cut_in_units_or_where_they_form_none_one_by_one(num_tokens: 
     is_whole = num_tokens % unit == 0
     split = build_token_split(num_tokens, degree, unit)
     assert split == build_split(num_tokens, degree, unit if is_whole else 1)
-    assert split.is_cut_in(unit) == is_whole
+    assert (split.find_torn(unit) is None) == is_whole
 
 
 @given(split=splits())

@@ -16,7 +16,7 @@ from plait.cli.files import list_unwritable, write_file
 from plait.cli.plan.record import build_record
 from plait.cli.plan.table import build_tables
 from plait.cli.plan.tree import build_explanation
-from plait.config.format import format_run_config
+from plait.config.file.format import format_run_config
 from plait.config.load import load_run_config
 from plait.config.run import RunConfig
 from plait.errors import ConfigError, PlaitError

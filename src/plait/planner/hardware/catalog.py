@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from plait.config.toml import load_toml, merge_trees
+from plait.config.file.toml import load_toml, merge_trees
 from plait.errors import ConfigError, describe_nearest
 from plait.planner.hardware.attribution import attribute
 from plait.planner.hardware.build import build_hardware

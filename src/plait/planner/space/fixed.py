@@ -5,10 +5,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from plait.config.file.toml import load_overrides
 from plait.config.overlap import OverlapConfig
 from plait.config.precision import FloatFormat, PrecisionConfig
 from plait.config.section import Section, list_problems
-from plait.config.toml import load_overrides
 from plait.errors import ConfigError, describe_nearest
 from plait.planner.plan_config import Loss, Quantization, Recompute, Sharded
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from plait.config.toml import load_overrides, load_toml, merge_trees
+from plait.config.file.toml import load_overrides, load_toml, merge_trees
 from plait.errors import ConfigError
 
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from plait.config.file.toml import load_toml, merge_trees
 from plait.config.hf.read import is_hf_config, load_hf_fields
 from plait.config.model import FAMILIES
 from plait.config.presets import list_presets, load_preset
 from plait.config.section import Problem
-from plait.config.toml import load_toml, merge_trees
 from plait.errors import ConfigError, describe_nearest
 
 

@@ -1,0 +1,1 @@
+"""Files that configs come from and go to."""
