@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from plait.config.recipe import Recipe
 from plait.contract.quantization import list_orientations
 from plait.errors import ShardingError
-from plait.quant.matmul import multiply, prepare
+from plait.quant.matmul import find_accumulator, multiply, prepare
 from plait.quant.scheme import AmaxHistory, RoundingNoise, Scheme
 
 
@@ -60,11 +60,17 @@ class QuantizedLinear(nn.Module):
         Raises:
             ShardingError: gradients are wanted, and the tokens are no whole blocks.
         """
+        return self.multiply(input, self.weight)
+
+    def multiply(self, input: Tensor, weight: Tensor) -> Tensor:
+        """`forward` with a weight that takes the place of the own one."""
         x = input.flatten(0, -2)
-        if torch.is_grad_enabled() and self.weight.requires_grad:
+        # Inside the function a parameter wants its gradient even where none is recorded.
+        is_recorded = torch.is_grad_enabled()
+        if is_recorded and weight.requires_grad:
             check_tokens(x.shape[0], self.recipe, self.name)
         scheme = Scheme(self.name, self.recipe, self.history, self.noise, self.signs)
-        y: Tensor = QuantizedLinearFunction.apply(x, self.weight, self.bias, scheme)
+        y: Tensor = QuantizedLinearFunction.apply(x, weight, self.bias, scheme, is_recorded)
         return y.view(*input.shape[:-1], y.shape[-1])
 
     def extra_repr(self) -> str:
@@ -76,11 +82,12 @@ class QuantizedLinearFunction(torch.autograd.Function):
     """The three GEMMs of a `QuantizedLinear`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme) -> Tensor:
-        needs, dtype = ctx.needs_input_grad[:3], find_accumulator(x.dtype)
-        read = list_orientations(scheme.recipe.input, ("forward", "wgrad") if needs[1] else ("forward",))
-        x_scales = scheme.find_scales("input", x, read, notes=any(needs))
-        w_scales = scheme.find_scales("weight", weight, ("rows",), notes=any(needs))
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme, is_recorded: bool) -> Tensor:
+        needs_weight, dtype = is_recorded and ctx.needs_input_grad[1], find_accumulator(x.dtype)
+        notes = is_recorded and any(ctx.needs_input_grad)
+        read = list_orientations(scheme.recipe.input, ("forward", "wgrad") if needs_weight else ("forward",))
+        x_scales = scheme.find_scales("input", x, read, notes=notes)
+        w_scales = scheme.find_scales("weight", weight, ("rows",), notes=notes)
         x_rows = scheme.quantize("input", x, ("rows",), x_scales[:1])
         w_rows = scheme.quantize("weight", weight, ("rows",), w_scales)
         y = x.new_empty(x.shape[0], weight.shape[0])
@@ -89,7 +96,7 @@ class QuantizedLinearFunction(torch.autograd.Function):
         is_read_both_ways = len(read) > 1
         kept = scheme.quantize("input", x, read[1:], x_scales[1:]) if is_read_both_ways else x_rows
         ctx.scheme, ctx.w_scales, ctx.kept = scheme, w_scales, replace(kept, payload=kept.payload.new_empty(0))
-        ctx.save_for_backward(weight, kept.payload if needs[1] else None)
+        ctx.save_for_backward(weight, kept.payload if needs_weight else None)
         return y
 
     @staticmethod
@@ -101,7 +108,7 @@ class QuantizedLinearFunction(torch.autograd.Function):
         gemms = (*(("dgrad",) if needs_x or needs_bias else ()), *(("wgrad",) if needs_weight else ()))
         read, dtype = list_orientations(scheme.recipe.gradient, gemms), find_accumulator(grad_y.dtype)
         if not read:
-            return None, None, None, None
+            return (None,) * 5
         grad = scheme.quantize("gradient", grad_y, read, scheme.find_scales("gradient", grad_y, read, notes=True))
         grad_x = grad_weight = None
         if needs_x:
@@ -114,12 +121,7 @@ class QuantizedLinearFunction(torch.autograd.Function):
             factor = prepare(grad, read[-1], dtype).T
             multiply(factor, prepare(kept, kept.orientations[-1], dtype), None, out=grad_weight)
         grad_bias = grad.dequantize("rows", dtype).sum(0).to(grad_y.dtype) if needs_bias else None
-        return grad_x, grad_weight, grad_bias, None
-
-
-def find_accumulator(dtype: torch.dtype) -> torch.dtype:
-    """In what products of quantized `dtype` tensors are summed."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 def check_features(shape: Sequence[int], recipe: Recipe, name: str) -> None:

@@ -43,7 +43,8 @@ def derive_scale(amax: Tensor, operand: Operand, *, margin: int = 0, power_of_tw
     is_zero = amax == 0
     largest = LARGEST[operand.format]
     if operand.block is None:
-        factor = (largest / amax).mul_(2.0**-margin).clamp_(max=_FLOAT32.max)
+        # Not `largest / amax`, which is a product with the reciprocal and rounds twice.
+        factor = torch.full_like(amax, largest).div_(amax).mul_(2.0**-margin).clamp_(max=_FLOAT32.max)
         if power_of_two:
             factor = _floor_to_power_of_two(factor)
         return factor.masked_fill_(is_zero, 1.0).to(torch.float64).reciprocal_()
