@@ -9,7 +9,7 @@ A row of the payload has, for each orientation in order, the codes of its number
 so any rows that are whole blocks are a quantized matrix themselves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -19,10 +19,16 @@ from torch import Tensor
 from plait.config.recipe import Operand
 from plait.contract.quantization import Orientation
 from plait.errors import ShardingError
-from plait.quant.formats import decode, encode, pack, unpack
+from plait.quant.formats import decode, decode_packed, encode, pack, unpack
 from plait.quant.hadamard import mix
-from plait.quant.scale import decode_block_scales, find_multiplier, scale_blocks
+from plait.quant.scale import decode_block_scales, find_multiplier, measure_blocks, scale_blocks
 from plait.sharding import Interval
+
+_PIECE = 1 << 16
+"""Numbers at a time, 256 KiB in float32."""
+
+_UNIT = 32
+"""Rows that every block format and the Hadamard transform divide."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,10 @@ class Quantized:
 
     def decode(self, orientation: Orientation, dtype: torch.dtype) -> Tensor:
         """`[R, width]` without the tensor's scale, exact in float32 and float64."""
-        numbers = decode(self.view_codes(orientation), self.operand.format)
-        scales = self.view_block_scales(orientation)
-        if scales is not None:
-            blocked = _view_blocks(numbers, self.operand, orientation)
-            blocked.mul_(decode_block_scales(scales, self.operand).unsqueeze(_block_dim(orientation)))
-        return numbers.to(dtype)
+        numbers = self.payload.new_empty((self.payload.shape[0], self.width), dtype=dtype)
+        for rows in _list_pieces(self.payload.device, *numbers.shape):
+            numbers[rows] = self.with_payload(self.payload[rows])._decode(orientation)
+        return numbers
 
     def dequantize(self, orientation: Orientation, dtype: torch.dtype) -> Tensor:
         """`[R, width]`, what the codes stand for: a Hadamard transform of the columns is still in it."""
@@ -68,10 +72,8 @@ class Quantized:
 
     def view_codes(self, orientation: Orientation) -> Tensor:
         """uint8 `[R, width]`, one to a number."""
-        row_bytes = self.operand.row_bytes(self.width)
-        num_scales = 0 if self.operand.block is None else self.width // self.operand.block
-        codes = self.payload.narrow(1, self._find(orientation) * row_bytes, row_bytes - num_scales)
-        return unpack(codes) if self.operand.format == "e2m1" else codes
+        packed = self._view_packed(orientation)
+        return unpack(packed) if self.operand.format == "e2m1" else packed
 
     def view_block_scales(self, orientation: Orientation) -> Tensor | None:
         """uint8 codes of them, `[R, width/block]` of rows or `[R/block, width]` of columns; None without blocks."""
@@ -81,6 +83,20 @@ class Quantized:
         row_bytes, num_scales = self.operand.row_bytes(self.width), self.width // block
         scales = self.payload.narrow(1, (self._find(orientation) + 1) * row_bytes - num_scales, num_scales)
         return scales if orientation == "rows" else scales.reshape(-1, self.width)
+
+    def _decode(self, orientation: Orientation) -> Tensor:
+        packed = self._view_packed(orientation)
+        numbers = decode_packed(packed) if self.operand.format == "e2m1" else decode(packed, self.operand.format)
+        scales = self.view_block_scales(orientation)
+        if scales is not None:
+            blocked = _view_blocks(numbers, self.operand, orientation)
+            blocked.mul_(decode_block_scales(scales, self.operand).unsqueeze(_block_dim(orientation)))
+        return numbers
+
+    def _view_packed(self, orientation: Orientation) -> Tensor:
+        row_bytes = self.operand.row_bytes(self.width)
+        num_scales = 0 if self.operand.block is None else self.width // self.operand.block
+        return self.payload.narrow(1, self._find(orientation) * row_bytes, row_bytes - num_scales)
 
     def _find(self, orientation: Orientation) -> int:
         """Where there are no blocks, one orientation stands for both."""
@@ -110,28 +126,41 @@ def quantize(
     Raises:
         ShardingError: rows or features are no whole blocks.
     """
-    x = x.detach().to(torch.float32).contiguous()
-    parts = []
-    for index, orientation in enumerate(orientations):
-        mixed = mix(x, signs) if signs is not None and orientation == "columns" else x
-        drawn = None if noise is None else noise[index]
-        parts += _quantize(mixed, operand, orientation, scales[index], drawn)
-    payload = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-    return Quantized(payload, operand, x.shape[1], orientations, tuple(scales))
+    height, width = x.shape
+    _check_blocks(x, operand, orientations)
+    x, row_bytes = x.detach(), operand.row_bytes(width)
+    payload = x.new_empty((height, len(orientations) * row_bytes), dtype=torch.uint8)
+    for rows in _list_pieces(x.device, height, width):
+        piece = x[rows].to(torch.float32).contiguous()
+        for index, orientation in enumerate(orientations):
+            mixed = mix(piece, signs) if signs is not None and orientation == "columns" else piece
+            drawn = None if noise is None else noise[index][rows]
+            codes, block_scales = _quantize(mixed, operand, orientation, scales[index], drawn)
+            target = payload[rows].narrow(1, index * row_bytes, row_bytes)
+            target[:, : codes.shape[1]] = codes
+            if block_scales is not None:
+                target[:, codes.shape[1] :] = block_scales.view(len(piece), -1)
+    return Quantized(payload, operand, width, orientations, tuple(scales))
 
 
 def _quantize(
     x: Tensor, operand: Operand, orientation: Orientation, scale: Tensor | None, noise: Tensor | None
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor | None]:
+    """Codes as they travel, and those of the scales of blocks."""
     if operand.block is None:
         assert scale is not None, f"{operand} without a scale"
-        return [encode(x * find_multiplier(scale), operand.format, noise)]
-    _check_blocks(x, operand.block, orientation)
-    dim = _block_dim(orientation)
-    blocked = _view_blocks(x, operand, orientation)
-    scales, multipliers = scale_blocks(blocked.abs().amax(dim), operand, scale)
+        return encode(x * find_multiplier(scale), operand.format, noise), None
+    dim, blocked = _block_dim(orientation), _view_blocks(x, operand, orientation)
+    scales, multipliers = scale_blocks(measure_blocks(blocked, dim), operand, scale)
     codes = encode((blocked * multipliers.unsqueeze(dim)).view(x.shape), operand.format, noise)
-    return [pack(codes) if operand.format == "e2m1" else codes, scales.view(x.shape[0], -1)]
+    return pack(codes) if operand.format == "e2m1" else codes, scales
+
+
+def _list_pieces(device: torch.device, height: int, width: int) -> Iterator[slice]:
+    """Rows of a few at a time that stay in a CPU's cache, five times as fast as all at once; whole blocks of them."""
+    step = max(1, _PIECE // max(1, width * _UNIT)) * _UNIT if device.type == "cpu" else max(1, height)
+    for start in range(0, height, step):
+        yield slice(start, start + step)
 
 
 def _view_blocks(x: Tensor, operand: Operand, orientation: Orientation) -> Tensor:
@@ -145,10 +174,15 @@ def _block_dim(orientation: Orientation) -> int:
     return 2 if orientation == "rows" else 1
 
 
-def _check_blocks(x: Tensor, block: int, orientation: Orientation) -> None:
+def _check_blocks(x: Tensor, operand: Operand, orientations: Sequence[Orientation]) -> None:
+    if operand.block is None:
+        return
     rows, width = x.shape
     # Columns too: their scales are laid out along the rows, `width / block` on each.
-    if width % block:
-        raise ShardingError(f"{width} features are no whole blocks of {block}")
-    if orientation == "columns" and rows % block:
-        raise ShardingError(f"{rows} tokens are no whole blocks of {block}")
+    if width % operand.block:
+        raise ShardingError(f"{operand}: {width} features are no whole blocks of {operand.block}")
+    if "columns" in orientations and rows % operand.block:
+        raise ShardingError(
+            f"{operand}: {rows} tokens are no whole blocks of {operand.block}",
+            hint=f"make batch times sequence a multiple of {operand.block}",
+        )

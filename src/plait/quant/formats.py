@@ -8,6 +8,8 @@
 What is larger than the largest number becomes that number, infinities too; NaN stays NaN where the format has one.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -15,17 +17,12 @@ from plait.config.recipe import NumberFormat
 
 LARGEST: dict[NumberFormat, float] = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
 
-_EIGHT_BITS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_EIGHT_BITS: dict[NumberFormat, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 _MANTISSA_BITS: dict[NumberFormat, int] = {"e4m3": 3, "e5m2": 2, "e2m1": 1}
 _LEAST_NORMAL: dict[NumberFormat, float] = {"e4m3": 2.0**-6, "e5m2": 2.0**-14, "e2m1": 1.0}
 
 _EXPONENT = 0x7F800000
 _MANTISSA = 23
-_SHIFT_E2M1 = _MANTISSA - 1
-_BIAS_E2M1 = (127 - 1) << 1
-_HALVES = 2.0**22
-"""A float32 as large has a spacing of 1/2: what is added to it is rounded to halves."""
-
 _NAN_SCALE = 255
 
 
@@ -37,18 +34,14 @@ def encode(x: Tensor, fmt: NumberFormat, noise: Tensor | None = None) -> Tensor:
     """
     largest = LARGEST[fmt]
     x = x.clamp(-largest, largest)
-    if noise is not None:
-        x = _round_by(noise, x, fmt)
+    if noise is not None or fmt == "e2m1":
+        x = _round(x, fmt, noise)
     return _encode_e2m1(x) if fmt == "e2m1" else x.to(_EIGHT_BITS[fmt]).view(torch.uint8)
 
 
 def decode(codes: Tensor, fmt: NumberFormat) -> Tensor:
     """The numbers of `codes`, float32 of the same shape, exact."""
-    if fmt == "e2m1":
-        # Under e4m3's larger bias the same exponent and mantissa mean a number 2**6 times as small.
-        moved = ((codes & 8) << 4) | ((codes & 7) << 2)
-        return decode(moved, "e4m3").mul_(2.0**6)
-    return codes.view(_EIGHT_BITS[fmt]).to(torch.float32)
+    return _look_up(codes, _tabulate(fmt, codes.device))
 
 
 def pack(codes: Tensor) -> Tensor:
@@ -61,13 +54,18 @@ def unpack(packed: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
 
 
+def decode_packed(packed: Tensor) -> Tensor:
+    """The e2m1 numbers of `[..., K/2]` bytes, float32 `[..., K]`."""
+    return _look_up(packed, _tabulate_pairs(packed.device)).view(torch.float32)
+
+
 def encode_e8m0(x: Tensor) -> Tensor:
     """The least power of two that is not below `x >= 0`, as the biased exponent; NaN and infinity become NaN (255).
 
     As `cvt.rp.satfinite.ue8m0x2.f32` does it on NVIDIA's GPUs, for what is finite.
     """
     bits = x.view(torch.int32)
-    # A float32 without exponent is at most 2**-126: up to 2**-127 it has code 0, and then 1.
+    # A float32 without exponent is below 2**-126: up to 2**-127 it has code 0, and then 1.
     is_above = torch.where(bits < 1 << _MANTISSA, bits > 1 << (_MANTISSA - 1), (bits & ~_EXPONENT) != 0)
     return ((bits >> _MANTISSA) + is_above).masked_fill_(~x.isfinite(), _NAN_SCALE).to(torch.uint8)
 
@@ -78,31 +76,53 @@ def decode_e8m0(codes: Tensor) -> Tensor:
 
 
 def invert_e8m0(codes: Tensor) -> Tensor:
-    """What a number is multiplied by to be divided by its scale, exact: 2**-127 has an inverse in float32.
+    """What a number is multiplied by to be divided by its scale, float32.
 
-    Scales up to 2**126 have, more than `encode_e8m0` gives of amax / LARGEST; that of NaN is zero.
+    Exact for scales up to 2**126, and a block of finite numbers has none above; for NaN it is zero.
     """
     return ((254 - codes.to(torch.int32)).clamp_(min=0) << _MANTISSA).view(torch.float32)
 
 
-def _encode_e2m1(x: Tensor) -> Tensor:
-    # torchao's cast for this format is a prototype, ml_dtypes knows numpy arrays only: bits of float32, as they do it.
-    signed = x.view(torch.int32)
-    bits = signed & 0x7FFFFFFF
-    magnitude = bits.view(torch.float32)
-    small = (magnitude + _HALVES).view(torch.int32) & 7
-    is_odd = (bits >> _SHIFT_E2M1) & 1
-    rounded = (bits + is_odd + ((1 << (_SHIFT_E2M1 - 1)) - 1)) >> _SHIFT_E2M1
-    code = torch.where(magnitude < 1, small, (rounded - _BIAS_E2M1).clamp_(max=7))
-    return (code | ((signed >> 28) & 8)).to(torch.uint8)
-
-
-def _round_by(noise: Tensor, x: Tensor, fmt: NumberFormat) -> Tensor:
-    least = _LEAST_NORMAL[fmt]
-    # Where x is NaN the exponent's bits alone are infinity, and NaN comes out again.
-    binade = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp(min=least)
+def _round(x: Tensor, fmt: NumberFormat, noise: Tensor | None) -> Tensor:
+    """To numbers of the format."""
+    # The bits of the exponent alone are the power of two below; those of NaN are infinity, and NaN comes out again.
+    binade = (x.view(torch.int32) & _EXPONENT).view(torch.float32).clamp_(min=_LEAST_NORMAL[fmt])
     step = binade.mul_(2.0 ** -_MANTISSA_BITS[fmt])
+    if noise is None:
+        # Numbers that are even multiples of their step have an even code.
+        return (x / step).round_().mul_(step)
     steps = x.abs().div_(step)
     whole = steps.floor()
-    whole += noise < steps.sub_(whole)
-    return whole.mul_(step).copysign_(x)
+    # One where the place between two neighbours is above the noise, else zero: floats, which are faster than booleans.
+    return whole.add_(steps.sub_(whole).sub_(noise).ceil_()).mul_(step).copysign_(x)
+
+
+def _encode_e2m1(x: Tensor) -> Tensor:
+    """Codes of float32 numbers of the format, and of NaN those of the largest one.
+
+    torchao's own cast is in its prototypes, and ml_dtypes knows numpy's arrays only.
+    """
+    # 2**-14 times as large they are the first numbers of e5m2, whose second bit of mantissa stays empty.
+    codes = x.mul(2.0**-14).to(torch.float8_e5m2).view(torch.uint8)
+    return ((codes >> 1) & 7) | ((codes >> 4) & 8)
+
+
+def _look_up(codes: Tensor, table: Tensor) -> Tensor:
+    # A third of the time of indexing by brackets, a fifth of torch's cast from e4m3.
+    return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)
+
+
+@cache
+def _tabulate(fmt: NumberFormat, device: torch.device) -> Tensor:
+    codes = torch.arange(256, dtype=torch.uint8, device=device)
+    if fmt != "e2m1":
+        return codes.view(_EIGHT_BITS[fmt]).to(torch.float32)
+    positive = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float32, device=device)
+    return torch.cat((positive, -positive))
+
+
+@cache
+def _tabulate_pairs(device: torch.device) -> Tensor:
+    """Both numbers of a byte, in the 8 bytes of an int64."""
+    pairs = decode(unpack(torch.arange(256, dtype=torch.uint8, device=device).unsqueeze(1)), "e2m1")
+    return pairs.view(torch.int64).flatten()

@@ -54,6 +54,12 @@ def derive_scale(amax: Tensor, operand: Operand, *, margin: int = 0, power_of_tw
     return scale.masked_fill_(is_zero, 1.0).to(torch.float64)
 
 
+def measure_blocks(x: Tensor, dim: int) -> Tensor:
+    """The largest magnitudes along `dim` of float32 `x`; NaN where there is one."""
+    # Of floats that are not negative the bits are in the same order, NaN last: integers are twice as fast.
+    return (x.view(torch.int32) & 0x7FFFFFFF).amax(dim).view(torch.float32)
+
+
 def find_multiplier(scale: Tensor) -> Tensor:
     """The float32 that numbers without blocks are multiplied by before they are encoded."""
     return scale.reciprocal().to(torch.float32)
