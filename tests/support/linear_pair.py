@@ -99,10 +99,11 @@ class Pair:
         setting = Setting(1, num_tokens, self.mesh.tp.degree, self.mesh.tp.rank, dtype="float64")
         is_gated = "gate.weight" in owners
         columns = [
-            build_linear_parameters(owners, name, ("F", "D")) for name in (("gate", "up") if is_gated else ("widen",))
+            build_linear_parameters(owners, {}, name, ("F", "D"))
+            for name in (("gate", "up") if is_gated else ("widen",))
         ]
         entry = derive_column_group(setting, columns)
-        exit = derive_row(setting, build_linear_parameters(owners, "down" if is_gated else "narrow", ("D", "F")))
+        exit = derive_row(setting, build_linear_parameters(owners, {}, "down" if is_gated else "narrow", ("D", "F")))
         steps = (*entry.forward, *exit.forward, *exit.backward, *entry.backward)
         return [step.collective for step in steps if isinstance(step, Move)]
 

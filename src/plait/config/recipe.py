@@ -8,7 +8,7 @@ FP8 as in Micikevicius et al., arXiv:2209.05433; MX blocks as in Rouhani et al.,
 arXiv:2509.25149.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Literal
 
@@ -95,6 +95,16 @@ class Recipe:
     def feature_unit(self) -> int:
         """Features that have to stay on one rank: a block of what a linear contracts."""
         return lcm(*(operand.block or 1 for operand in self.operands.values()))
+
+    @property
+    def uncalibrated(self) -> "Recipe":
+        """What holds before there is a history: every delayed scale is a current one."""
+        current = {
+            name: replace(operand, scaling="current")
+            for name, operand in self.operands.items()
+            if operand.scaling == "delayed"
+        }
+        return replace(self, **current)
 
     @property
     def is_delayed(self) -> bool:

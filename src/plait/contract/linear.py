@@ -1,13 +1,19 @@
 """Column- and row-parallel linears: `y = x @ w.T + b` with the weight `[out, in]` cut along out or along in."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from plait.config.recipe import Recipe
+from plait.contract.collective import Collective
 from plait.contract.op import Op, Saved
 from plait.contract.parameter import Parameter
+from plait.contract.quantization import What, count_amaxes, count_row_bytes
 from plait.contract.setting import Setting, Tensor
-from plait.contract.step import Gemm, Move, derive_moves, derive_replica_sum
-from plait.sharding import Ownership, Partial, Placement, Replicate, Shard, Split, derive_transition
+from plait.contract.step import REDUCE, Gemm, Move, derive_moves, derive_replica_sum
+from plait.sharding import Ownership, Partial, Placement, Replicate, Shard, Split, Transition, derive_transition
+
+AMAX = "amax"
+"""What a reduction of largest magnitudes is said to carry."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +23,8 @@ class LinearParameters:
     module: str
     weight: Parameter
     bias: Parameter | None = None
+    recipe: Recipe | None = None
+    """How it is quantized, if it is."""
 
     @property
     def both(self) -> tuple[Parameter, ...]:
@@ -31,11 +39,13 @@ class LinearParameters:
         return split
 
 
-def build_linear_parameters(ownership: Mapping[str, Ownership], module: str, dims: tuple[str, str]) -> LinearParameters:
-    """Look the parameters of `module` up; `dims` are the letters of its weight."""
+def build_linear_parameters(
+    ownership: Mapping[str, Ownership], recipes: Mapping[str, Recipe], module: str, dims: tuple[str, str]
+) -> LinearParameters:
+    """Look the parameters of `module` and its recipe up; `dims` are the letters of its weight."""
     bias = ownership.get(f"{module}.bias")
     weight = Parameter(ownership[f"{module}.weight"], dims)
-    return LinearParameters(module, weight, None if bias is None else Parameter(bias, dims[:1]))
+    return LinearParameters(module, weight, None if bias is None else Parameter(bias, dims[:1]), recipes.get(module))
 
 
 def derive_column_group(
@@ -50,6 +60,9 @@ def derive_column_group(
     The gathered input is not kept: only what the rank held of it is saved, and it is gathered again in backward.
     `source` is the state in which `x` arrives (default: that of activations), `target` the one in which `y` leaves
     (default `Shard(1)`).
+
+    Under a recipe the largest magnitudes of what is cut are agreed on first, what is gathered are bytes, and bytes are
+    kept, as wgrad reads them.
     """
     T, rank = setting.num_tokens, setting.rank
     width, feature = members[0].weight.ownership.shape[1], members[0].weight.dims[1]
@@ -57,7 +70,7 @@ def derive_column_group(
     leave = derive_transition(Shard(1), target or Shard(1))
     x = setting.build_tensor("x", feature, width, entry.source)
     outputs = tuple(_build_output(setting, member, leave.target) for member in members)
-    gather = derive_moves(setting, "x", entry, x)
+    recipe, count = members[0].recipe, len(members)
     sizes = [(member.module, member.cut.lengths[rank]) for member in members]
     return Op(
         name=_join_names([member.module for member in members]),
@@ -65,19 +78,22 @@ def derive_column_group(
         outputs=outputs,
         parameters=tuple(parameter for member in members for parameter in member.both),
         forward=(
-            *gather,
+            *_derive_amaxes(setting, recipe, {"input": int(_is_cut(x)), "weight": count}),
+            *_derive_gather(setting, ("x", entry, x), recipe, "input", ("forward",)),
             *(Gemm(module, "forward", T, width, out) for module, out in sizes),
             *(move for y in outputs for move in derive_moves(setting, "y", leave, y)),
         ),
         backward=(
             *(move for y in outputs for move in derive_moves(setting, "dy", leave.conjugate, y)),
-            *gather,
+            *_derive_amaxes(setting, recipe, {"gradient": count}),
+            *_derive_gather(setting, ("x", entry, x), recipe, "input", ("wgrad",)),
             *(Gemm(module, "dgrad", T, out, width) for module, out in sizes),
             *derive_moves(setting, "dx", entry.conjugate, x),
             *(Gemm(module, "wgrad", out, T, width) for module, out in sizes),
             *(move for member in members for move in _derive_replica_sums(setting, member)),
         ),
-        saved=(Saved("x", x.layout.local_shape(rank), setting.dtype),),
+        saved=(_derive_saved(setting, x.layout.local_shape(rank), recipe),),
+        recipe=recipe,
     )
 
 
@@ -92,7 +108,10 @@ def derive_row(
 
     `source` is the state in which `x` arrives (default `Shard(1)`), `target` the one in which `y` leaves
     (default: that of activations).
+
+    Under a recipe the largest magnitudes of what is cut are agreed on first, and gathered and kept are bytes.
     """
+    recipe = linear.recipe
     T, module, own = setting.num_tokens, linear.module, linear.cut.lengths[setting.rank]
     (width, in_width), (out_feature, in_feature) = linear.weight.ownership.shape, linear.weight.dims
     entry = derive_transition(source or Shard(1), Shard(1))
@@ -106,22 +125,61 @@ def derive_row(
         parameters=linear.both,
         forward=(
             *derive_moves(setting, "x", entry, x),
+            *_derive_amaxes(setting, recipe, {"input": 1, "weight": 1}),
             Gemm(module, "forward", T, own, width),
             *derive_moves(setting, "y", leave, y),
         ),
         backward=(
-            *derive_moves(setting, "dy", leave.conjugate, y),
+            *_derive_amaxes(setting, recipe, {"gradient": int(_is_cut(y))}),
+            *_derive_gather(setting, ("dy", leave.conjugate, y), recipe, "gradient", ("dgrad", "wgrad")),
             Gemm(module, "dgrad", T, width, own),
             Gemm(module, "wgrad", width, T, own),
             *derive_moves(setting, "dx", entry.conjugate, x),
         ),
-        saved=(Saved("x", (T, own), setting.dtype),),
+        saved=(_derive_saved(setting, (T, own), recipe),),
+        recipe=recipe,
     )
 
 
 def _build_output(setting: Setting, member: LinearParameters, placement: Placement) -> Tensor:
     weight = member.weight
     return setting.build_tensor("y", weight.dims[0], weight.ownership.shape[0], placement, member.cut)
+
+
+def _is_cut(tensor: Tensor) -> bool:
+    return isinstance(tensor.layout.placement, Shard)
+
+
+def _derive_amaxes(setting: Setting, recipe: Recipe | None, tensors: Mapping[What, int]) -> tuple[Move, ...]:
+    """The one reduction of the largest magnitudes of so many tensors of which every rank has only a part."""
+    if recipe is None or setting.tp == 1:
+        return ()
+    number = sum(count * count_amaxes(recipe, what) for what, count in tensors.items())
+    reduced = Collective(REDUCE, "tp", setting.tp, (number,), "float32", op="max")
+    return (Move(AMAX, (str(number),), reduced),) if number else ()
+
+
+def _derive_gather(
+    setting: Setting,
+    movement: tuple[str, Transition, Tensor],
+    recipe: Recipe | None,
+    what: What,
+    gemms: Sequence[str],
+) -> tuple[Move, ...]:
+    """What brings a tensor together for `gemms`: quantized before, if it is, in bytes."""
+    moves = derive_moves(setting, *movement)
+    if recipe is None:
+        return moves
+    rows, width = movement[2].layout.shape
+    shape = (rows, count_row_bytes(recipe.operands[what], gemms, width))
+    return tuple(replace(move, collective=replace(move.collective, shape=shape, dtype="uint8")) for move in moves)
+
+
+def _derive_saved(setting: Setting, shape: tuple[int, ...], recipe: Recipe | None) -> Saved:
+    """The input as wgrad reads it; with its bytes only a few numbers are kept, which are not counted."""
+    if recipe is None:
+        return Saved("x", shape, setting.dtype)
+    return Saved("x", (shape[0], count_row_bytes(recipe.input, ("wgrad",), shape[1])), "uint8")
 
 
 def _derive_replica_sums(setting: Setting, member: LinearParameters) -> list[Move]:

@@ -1,10 +1,12 @@
 """Our models as a whole: which module plays which role, who owns which parameter, what a rank does in a step."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
+from plait.config.quantization import QuantizationConfig
+from plait.config.recipe import Recipe
 from plait.contract.block import derive_block
 from plait.contract.collective import Collective
 from plait.contract.embedding import derive_position_embedding, derive_vocab_embedding
@@ -14,13 +16,16 @@ from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op
 from plait.contract.parameter import Parameter, derive_parameters_ownership
 from plait.contract.plan import Activation, Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
-from plait.contract.setting import Setting
+from plait.contract.quantization import align_plan, is_block_selected, is_wanted, select_linears
+from plait.contract.setting import HIGH_PRECISION, Setting
 from plait.contract.step import list_collectives
 from plait.sharding import KeyValueHeads, Ownership, QueryHeads
 
 
-def derive_plan(config: ModelConfig, *, sequence_parallel: bool = True) -> Plan:
-    """Roles of the modules of our Llama and GPT models."""
+def derive_plan(
+    config: ModelConfig, *, sequence_parallel: bool = True, quantization: QuantizationConfig = HIGH_PRECISION
+) -> Plan:
+    """Roles of the modules of our Llama and GPT models; where linears are quantized in blocks none of them is cut."""
     heads = (config.num_heads, config.num_kv_heads, config.head_width)
     query, key_value = QueryHeads(*heads), KeyValueHeads(*heads)
     widening = "gate_up" if isinstance(config, LlamaConfig) else "up"
@@ -46,16 +51,35 @@ def derive_plan(config: ModelConfig, *, sequence_parallel: bool = True) -> Plan:
         roles["layers.*.attention.dropout"] = HeadLocal(query)
         roles["layers.*.attention_dropout"] = TokenLocal()
         roles["layers.*.mlp_dropout"] = TokenLocal()
-    return Plan(roles, sequence_parallel)
+    plan, recipe = Plan(roles, sequence_parallel), quantization.resolved
+    return plan if recipe is None else align_plan(plan, recipe)
 
 
-def derive_ownership(config: ModelConfig, tp: int, *, sequence_parallel: bool = True) -> dict[str, Ownership]:
+def derive_recipes(config: ModelConfig, quantization: QuantizationConfig) -> dict[str, Recipe]:
+    """By module, what holds for each linear that is quantized.
+
+    Raises:
+        ConfigError: no linear is left to quantize.
+    """
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in derive_parameter_shapes(config)) | {"head": None}
+    plan = derive_plan(config)
+    roles = {module: role for module in modules if (role := plan.role_of(module)) is not None}
+    return select_linears(quantization, roles, config.num_layers)
+
+
+def derive_ownership(
+    config: ModelConfig,
+    tp: int,
+    *,
+    sequence_parallel: bool = True,
+    quantization: QuantizationConfig = HIGH_PRECISION,
+) -> dict[str, Ownership]:
     """Who owns what of every parameter, by fully qualified name in the order of the module tree.
 
     Raises:
         ShardingError: `tp` cannot be realised; the message names the parameter.
     """
-    plan = derive_plan(config, sequence_parallel=sequence_parallel)
+    plan = derive_plan(config, sequence_parallel=sequence_parallel, quantization=quantization)
     return derive_parameters_ownership(derive_parameter_shapes(config), plan, tp)
 
 
@@ -100,20 +124,35 @@ def _with_bias(module: str, shape: tuple[int, ...], *, has_bias: bool) -> dict[s
 
 @dataclass(frozen=True)
 class ModelContract:
-    """A model on one rank: operations before the blocks, those of a block, those after, and the loss."""
+    """A model on one rank: operations before the blocks, those of a block, those after, and the loss.
+
+    Attributes:
+        block: what all blocks promise, or all but those that are kept in high precision; this is one of them.
+        kept_block: what a block promises that is kept; the same where nothing is quantized.
+    """
 
     config: ModelConfig
     setting: Setting
     entry: tuple[Op, ...]
     block: tuple[Op, ...]
-    """All blocks promise the same; this is one of them."""
+    kept_block: tuple[Op, ...]
     exit: tuple[Op, ...]
     loss: Op
+
+    def is_kept(self, index: int) -> bool:
+        """Whether block `index` stays in high precision where others are quantized."""
+        quantization = self.setting.quantization
+        return quantization.resolved is not None and not is_block_selected(quantization, index, self.config.num_layers)
+
+    @property
+    def blocks(self) -> tuple[tuple[Op, ...], ...]:
+        """The operations of every block in order, all under the name of one."""
+        return tuple(self.kept_block if self.is_kept(index) else self.block for index in range(self.config.num_layers))
 
     @property
     def ops(self) -> tuple[Op, ...]:
         """Every operation in the order of forward, the loss last; blocks all under the name of one."""
-        return (*self.entry, *self.block * self.config.num_layers, *self.exit, self.loss)
+        return (*self.entry, *(op for block in self.blocks for op in block), *self.exit, self.loss)
 
     @property
     def num_parameters(self) -> int:
@@ -152,10 +191,11 @@ def derive_model(
     Raises:
         ShardingError: the degree cannot be realised; the message names the parameter.
     """
-    plan = derive_plan(config, sequence_parallel=setting.sequence_parallel)
+    plan = derive_plan(config, sequence_parallel=setting.sequence_parallel, quantization=setting.quantization)
     ownership = derive_parameters_ownership(derive_parameter_shapes(config, blocks=[block]), plan, setting.tp)
+    recipes = _select_recipes(setting, plan, ownership)
     table = ownership["embedding.weight" if config.tied_embeddings else "head.weight"]
-    head = LinearParameters("head", Parameter(table, ("V", "D")))
+    head = LinearParameters("head", Parameter(table, ("V", "D")), recipe=recipes.get("head"))
     entry = [derive_vocab_embedding(setting, ownership, "embedding")]
     if isinstance(config, GptConfig):
         entry.append(derive_position_embedding(setting, ownership, "position_embedding"))
@@ -165,7 +205,16 @@ def derive_model(
         config=config,
         setting=setting,
         entry=tuple(entry),
-        block=derive_block(config, setting, ownership, block),
+        block=derive_block(config, setting, ownership, recipes, block),
+        kept_block=derive_block(config, setting, ownership, {}, block),
         exit=(derive_norm(setting, ownership, "norm"), derive_column_group(setting, (head,))),
         loss=derive_cross_entropy(setting, head.cut, label_smoothing=label_smoothing),
     )
+
+
+def _select_recipes(setting: Setting, plan: Plan, ownership: Mapping[str, Ownership]) -> dict[str, Recipe]:
+    """By module, those of linears that are quantized where their block is not kept."""
+    recipe, modules = setting.recipe, {*(name.rpartition(".")[0] for name in ownership), "head"}
+    if recipe is None:
+        return {}
+    return {module: recipe for module in modules if is_wanted(setting.quantization, module, plan.role_of(module))}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 
+from plait.config.recipe import Recipe
 from plait.contract.parameter import Parameter
 from plait.contract.setting import Tensor
 from plait.contract.step import Step
@@ -34,6 +35,8 @@ class Op:
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     saved: tuple[Saved, ...] = ()
+    recipe: Recipe | None = None
+    """How what its GEMMs read is quantized."""
 
     @property
     def saved_bytes(self) -> int:

@@ -10,13 +10,18 @@ where scaling is delayed, once a step.
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import lcm
 from typing import Literal
 
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Operand, Recipe
-from plait.contract.plan import Column, InnerColumn, Plan, Role, Row, VocabHead
+from plait.contract.plan import Column, FeatureNorm, InnerColumn, Plan, Role, Row, VocabHead
 from plait.errors import ConfigError
 from plait.sharding import Columns, Ownership
+
+What = Literal["input", "weight", "gradient"]
+"""A tensor of a linear, as a recipe names it."""
 
 Orientation = Literal["rows", "columns"]
 """Blocks lie along the features of a row, for forward and dgrad, or along the tokens of a column, for wgrad."""
@@ -25,17 +30,36 @@ _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def list_orientations(operand: Operand, gemms: Iterable[str]) -> tuple[Orientation, ...]:
-    """How what `gemms` (forward, dgrad, wgrad) read lies in blocks; one of both stands for both without blocks."""
-    gemms = tuple(gemms)
-    wanted: list[Orientation] = ["rows"] if {"forward", "dgrad"} & set(gemms) else []
-    if "wgrad" in gemms and not (wanted and operand.block is None):
-        wanted.append("columns")
-    return tuple(wanted)
+    """How what `gemms` (forward, dgrad, wgrad) read lies in blocks; without blocks rows stand for both."""
+    wanted: dict[Orientation, None] = {}
+    for gemm in gemms:
+        wanted["columns" if gemm == "wgrad" and operand.block is not None else "rows"] = None
+    return tuple(sorted(wanted, reverse=True))
 
 
 def count_row_bytes(operand: Operand, gemms: Iterable[str], width: int) -> int:
     """What a row of `width` numbers weighs on the way to `gemms`."""
     return len(list_orientations(operand, gemms)) * operand.row_bytes(width)
+
+
+def count_amaxes(recipe: Recipe, what: What) -> int:
+    """How many largest magnitudes of a tensor have to be known before it is quantized.
+
+    A second one is that of what wgrad reads where it is mixed along the tokens before.
+    """
+    if not recipe.operands[what].needs_amax:
+        return 0
+    return 2 if recipe.hadamard and what != "weight" else 1
+
+
+def list_histories(recipes: Mapping[str, Recipe]) -> list[str]:
+    """By module and tensor (`layers.1.mlp.w_up.input`), of what the largest magnitudes of earlier steps are kept."""
+    return [
+        f"{module}.{what}"
+        for module, recipe in recipes.items()
+        for what, operand in recipe.operands.items()
+        if operand.scaling == "delayed"
+    ]
 
 
 def select_linears(quantization: QuantizationConfig, roles: Mapping[str, Role], num_blocks: int) -> dict[str, Recipe]:
@@ -78,10 +102,8 @@ def list_torn_blocks(recipe: Recipe, weight: Ownership) -> list[str]:
         unit = recipe.feature_unit
         if weight.shape[dim] % unit:
             problems.append(f"{weight.name}: {weight.shape[dim]} {what} features are no whole blocks of {unit}")
-        elif weight.dim == dim and weight.split is not None:
-            torn = [part for part in weight.split.intervals if part.start % unit or part.stop % unit]
-            if torn:
-                problems.append(f"{weight.name}: a rank would have {what} features {torn[0]}, in blocks of {unit}")
+        elif weight.dim == dim and weight.split is not None and (torn := weight.split.find_torn(unit)) is not None:
+            problems.append(f"{weight.name}: a rank would have {what} features {torn}, in blocks of {unit}")
     return problems
 
 
@@ -96,21 +118,24 @@ def find_block(name: str) -> int | None:
     return None if found is None else int(found.group())
 
 
-def _is_selected(quantization: QuantizationConfig, name: str, role: Role, num_blocks: int) -> bool:
+def is_wanted(quantization: QuantizationConfig, name: str, role: Role | None) -> bool:
+    """Whether a module is a linear that is quantized where its block is not kept."""
     if isinstance(role, VocabHead):
         return quantization.head
+    is_linear = isinstance(role, Column | InnerColumn | Row) and find_block(name) is not None
+    return is_linear and (quantization.layers == "all" or ".mlp." in name)
+
+
+def _is_selected(quantization: QuantizationConfig, name: str, role: Role, num_blocks: int) -> bool:
     index = find_block(name)
-    if not isinstance(role, Column | InnerColumn | Row) or index is None:
-        return False
-    is_wanted = quantization.layers == "all" or ".mlp." in name
-    return is_wanted and is_block_selected(quantization, index, num_blocks)
+    return is_wanted(quantization, name, role) and (index is None or is_block_selected(quantization, index, num_blocks))
 
 
 def _align(role: Role, unit: int) -> Role:
     match role:
-        case Column(Columns(), group):
-            return Column(Columns(unit), group)
-        case Row(Columns()):
-            return Row(Columns(unit))
+        case Column(Columns(own), group):
+            return Column(Columns(lcm(own, unit)), group)
+        case InnerColumn(Columns(own)) | FeatureNorm(Columns(own)) | Row(Columns(own)):
+            return replace(role, cut=Columns(lcm(own, unit)))
         case _:
             return role

@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from plait.config.quantization import QuantizationConfig
+from plait.config.recipe import Recipe
 from plait.contract.plan import derive_activation_placement
 from plait.dtype import DType
-from plait.sharding import Layout, Placement, Shard, Split, build_split
+from plait.sharding import Layout, Placement, Shard, Split, build_split, build_token_split
+
+HIGH_PRECISION = QuantizationConfig()
+"""Nothing is quantized."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,9 @@ class Setting:
     """How many tokens a rank works on, at which degree, in which mode and number formats.
 
     Sums over ranks are carried in `reduce_dtype`, or in `dtype` where it is None.
+
+    Attributes:
+        is_calibrated: whether delayed scaling has a history to look back at, as it has from the second step on.
     """
 
     batch: int
@@ -30,6 +38,8 @@ class Setting:
     sequence_parallel: bool = True
     dtype: DType = "bfloat16"
     reduce_dtype: DType | None = None
+    quantization: QuantizationConfig = HIGH_PRECISION
+    is_calibrated: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -46,10 +56,16 @@ class Setting:
         """In which format norms and the statistics of a loss are kept and summed."""
         return "float64" if self.dtype == "float64" else "float32"
 
+    @property
+    def recipe(self) -> Recipe | None:
+        """How linears are quantized that are: as long as nothing is known of earlier steps, by current scales."""
+        recipe = self.quantization.resolved
+        return recipe if recipe is None or self.is_calibrated else recipe.uncalibrated
+
     @cached_property
     def token_split(self) -> Split:
         """How the tokens are cut over tp between the parallel regions, under sequence parallelism."""
-        return build_split(self.num_tokens, self.tp)
+        return build_token_split(self.num_tokens, self.tp, self.recipe.token_unit if self.recipe else 1)
 
     @property
     def activation(self) -> Placement:

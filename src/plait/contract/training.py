@@ -2,7 +2,8 @@
 
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
-from plait.contract.model import ModelContract, derive_model
+from plait.contract.model import ModelContract, derive_model, derive_recipes
+from plait.contract.quantization import list_histories
 from plait.contract.setting import Setting
 from plait.contract.step import REDUCE
 from plait.sharding import Invariant, Shard, derive_transition
@@ -10,7 +11,7 @@ from plait.sharding import Invariant, Shard, derive_transition
 _GATHER = derive_transition(Shard(0), Invariant()).forward
 
 
-def build_setting(run: RunConfig, tp_rank: int = 0) -> Setting:
+def build_setting(run: RunConfig, tp_rank: int = 0, *, is_calibrated: bool = True) -> Setting:
     """The circumstances of tp rank `tp_rank` in `run`."""
     return Setting(
         batch=run.train.micro_batch_size,
@@ -20,13 +21,19 @@ def build_setting(run: RunConfig, tp_rank: int = 0) -> Setting:
         sequence_parallel=run.parallel.sequence_parallel,
         dtype=run.precision.compute,
         reduce_dtype=run.precision.reduce_dtype,
+        quantization=run.quantization,
+        is_calibrated=is_calibrated,
     )
 
 
-def derive_run_model(run: RunConfig, tp_rank: int = 0, *, block: int = 0) -> ModelContract:
-    """What tp rank `tp_rank` does for one micro-batch of `run`; `block` is the one whose names stand for all."""
+def derive_run_model(run: RunConfig, tp_rank: int = 0, *, block: int = 0, is_calibrated: bool = True) -> ModelContract:
+    """What tp rank `tp_rank` does for one micro-batch of `run`; `block` is the one whose names stand for all.
+
+    `is_calibrated` is false in the first step of a run that scales by earlier ones.
+    """
     is_smoothed = run.train.label_smoothing > 0
-    return derive_model(run.model, build_setting(run, tp_rank), block=block, label_smoothing=is_smoothed)
+    setting = build_setting(run, tp_rank, is_calibrated=is_calibrated)
+    return derive_model(run.model, setting, block=block, label_smoothing=is_smoothed)
 
 
 def derive_step_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
@@ -36,15 +43,30 @@ def derive_step_collectives(run: RunConfig, contract: ModelContract) -> tuple[Co
 
 
 def derive_closing_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
-    """What the rank issues once a step, after the micro-batches: totals, gradients over dp, the gradient norm."""
+    """What the rank issues once a step: totals, gradients over dp, the gradient norm, largest magnitudes."""
     dp, dtype = run.parallel.dp, contract.setting.sum_dtype
     over_dp = (Collective(REDUCE, "dp", dp, (contract.num_parameters,), dtype),) if dp > 1 else ()
-    return (*_derive_totals(run), *over_dp, *derive_grad_norm_collectives(contract.setting))
+    norm, histories = derive_grad_norm_collectives(contract.setting), derive_history_collectives(run)
+    return (*_derive_totals(run), *over_dp, *norm, *histories)
 
 
 def derive_grad_norm_collectives(setting: Setting) -> tuple[Collective, ...]:
     """The one collective of the gradient norm: the sum of squares of what each rank counts."""
     return (Collective(REDUCE, "tp", setting.tp, (1,), setting.statistics_dtype),) if setting.tp > 1 else ()
+
+
+def derive_history_collectives(run: RunConfig) -> tuple[Collective, ...]:
+    """The largest magnitudes of a step that delayed scales will look back at, all in one, over tp and then over dp."""
+    recipe = run.quantization.resolved
+    if recipe is None or not recipe.is_delayed:
+        return ()
+    number = len(list_histories(derive_recipes(run.model, run.quantization)))
+    degrees = {"tp": run.parallel.tp, "dp": run.parallel.dp}
+    return tuple(
+        Collective(REDUCE, axis, degree, (number,), "float32", op="max")
+        for axis, degree in degrees.items()
+        if degree > 1
+    )
 
 
 def _derive_totals(run: RunConfig) -> list[Collective]:

@@ -28,7 +28,7 @@ ROW = Declaration(LinearKind.ROW, DeclaredLayout.FEATURE_SHARDED, DeclaredLayout
 
 def derive_ops(config: GptConfig | LlamaConfig, setting: Setting) -> dict[str, Op]:
     ownership = derive_ownership(config, setting.tp, sequence_parallel=setting.sequence_parallel)
-    return {op.name.removeprefix("layers.0."): op for op in derive_block(config, setting, ownership, 0)}
+    return {op.name.removeprefix("layers.0."): op for op in derive_block(config, setting, ownership, {}, 0)}
 
 
 def kinds(op: Op) -> tuple[list[str], list[str]]:

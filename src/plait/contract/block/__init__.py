@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from plait.config.model import ModelConfig
+from plait.config.recipe import Recipe
 from plait.contract.block.attention import derive_attention
 from plait.contract.block.mlp import derive_mlp
 from plait.contract.op import Op
@@ -11,8 +12,15 @@ from plait.sharding import Ownership
 
 
 def derive_block(
-    config: ModelConfig, setting: Setting, ownership: Mapping[str, Ownership], index: int
+    config: ModelConfig,
+    setting: Setting,
+    ownership: Mapping[str, Ownership],
+    recipes: Mapping[str, Recipe],
+    index: int,
 ) -> tuple[Op, ...]:
-    """The operations of block `index`."""
+    """The operations of block `index`; `recipes` are those of the linears that are quantized, by module."""
     block = f"layers.{index}"
-    return (*derive_attention(config, setting, ownership, block), *derive_mlp(config, setting, ownership, block))
+    return (
+        *derive_attention(config, setting, ownership, recipes, block),
+        *derive_mlp(config, setting, ownership, recipes, block),
+    )

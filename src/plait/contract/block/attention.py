@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from plait.config.model import GptConfig, ModelConfig
+from plait.config.recipe import Recipe
 from plait.contract.linear import build_linear_parameters, derive_column_group, derive_row
 from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op, Saved
@@ -12,15 +13,19 @@ from plait.sharding import HeadSplits, Ownership, Shard
 
 
 def derive_attention(
-    config: ModelConfig, setting: Setting, ownership: Mapping[str, Ownership], block: str
+    config: ModelConfig,
+    setting: Setting,
+    ownership: Mapping[str, Ownership],
+    recipes: Mapping[str, Recipe],
+    block: str,
 ) -> tuple[Op, ...]:
     """The operations of the attention half of `block` (`layers.0`)."""
     attention = f"{block}.attention"
     query, key, value = (
-        build_linear_parameters(ownership, f"{attention}.{name}", (letters, "D"))
+        build_linear_parameters(ownership, recipes, f"{attention}.{name}", (letters, "D"))
         for name, letters in (("wq", "N*H"), ("wk", "K*H"), ("wv", "K*H"))
     )
-    wo = build_linear_parameters(ownership, f"{attention}.wo", ("D", "N*H"))
+    wo = build_linear_parameters(ownership, recipes, f"{attention}.wo", ("D", "N*H"))
     ops = (
         derive_norm(setting, ownership, f"{block}.attention_norm"),
         derive_column_group(setting, (query, key, value)),

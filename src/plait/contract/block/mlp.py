@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig
+from plait.config.recipe import Recipe
 from plait.contract.linear import build_linear_parameters, derive_column_group, derive_row
 from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op, Saved
@@ -10,17 +11,23 @@ from plait.contract.setting import Setting
 from plait.sharding import Ownership, Shard, Split
 
 
-def derive_mlp(config: ModelConfig, setting: Setting, ownership: Mapping[str, Ownership], block: str) -> tuple[Op, ...]:
+def derive_mlp(
+    config: ModelConfig,
+    setting: Setting,
+    ownership: Mapping[str, Ownership],
+    recipes: Mapping[str, Recipe],
+    block: str,
+) -> tuple[Op, ...]:
     """The operations of the MLP half of `block` (`layers.0`)."""
     mlp = f"{block}.mlp"
     is_gated = isinstance(config, LlamaConfig)
     names = ("w_gate", "w_up") if is_gated else ("w_up",)
-    up = [build_linear_parameters(ownership, f"{mlp}.{name}", ("F", "D")) for name in names]
+    up = [build_linear_parameters(ownership, recipes, f"{mlp}.{name}", ("F", "D")) for name in names]
     ops = (
         derive_norm(setting, ownership, f"{block}.mlp_norm"),
         derive_column_group(setting, up),
         derive_activation(setting, up[0].cut, mlp, is_gated=is_gated),
-        derive_row(setting, build_linear_parameters(ownership, f"{mlp}.w_down", ("D", "F"))),
+        derive_row(setting, build_linear_parameters(ownership, recipes, f"{mlp}.w_down", ("D", "F"))),
     )
     if isinstance(config, GptConfig) and config.dropout:
         return (*ops, derive_dropout(setting, f"{block}.mlp_dropout", config.width))

@@ -21,8 +21,9 @@ class StepTally:
 
 def build_step_tally(run: RunConfig, contract: ModelContract) -> StepTally:
     """Add a step of `run` up."""
-    block = build_tally(contract.block)
-    micro_batch = block * run.model.num_layers + build_tally((*contract.entry, *contract.exit, contract.loss))
+    block, num_kept = build_tally(contract.block), sum(map(contract.is_kept, range(run.model.num_layers)))
+    blocks = block * (run.model.num_layers - num_kept) + build_tally(contract.kept_block) * num_kept
+    micro_batch = blocks + build_tally((*contract.entry, *contract.exit, contract.loss))
     repeats = run.train.gradient_accumulation
     closing = count_collectives(derive_closing_collectives(run, contract))
     return StepTally(
