@@ -57,6 +57,8 @@ class Mesh:
     """Every tp group of the world, which all have to be named when one of them is cut further."""
     tokens: Split | None = None
     """How the tokens of the forward pass under way are cut over tp; set where they enter a model."""
+    token_unit: int = 1
+    """How many tokens of a pass stay together, as a scale holds for all of them; that of the models on this mesh."""
     shares_memory: bool = False
     """Whether axes have shared memory, where they can."""
     _subgroups: dict[tuple[str, Partition], Axis] = field(default_factory=dict)

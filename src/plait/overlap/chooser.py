@@ -91,7 +91,8 @@ class Chooser:
         if FUSED not in self._reachable:
             return what
         work = self._derive_work(what)
-        return replace(what, can_be_fused=not work.flows or can_fuse(work, gemms))
+        is_plain = what.site.precision is None
+        return replace(what, can_be_fused=not work.flows or (is_plain and can_fuse(work, gemms)))
 
     def choose(
         self,
@@ -108,7 +109,7 @@ class Chooser:
         capable[FUSED] = CAPABILITY.methods
         reachable = dict(self._reachable)
         if FUSED in reachable:
-            reachable[FUSED] = find_obstacle(work, gemms, getattr(torch, what.site.dtype), self.axis)
+            reachable[FUSED] = find_obstacle(work, gemms, what.site, self.axis)
         pick = partial(choose, self.config, what.site, work, reachable=reachable, rates=rates, capable=capable)
         choice = pick(before=before)
         if before is not None and not before.begins(choice.way, work):
@@ -128,7 +129,7 @@ class Chooser:
 
     def _derive_work(self, what: Pass) -> Work:
         return derive_work(
-            what.operation, what.transition, what.num_rows, self.axis.degree,
+            what.operation, what.transition, what.num_rows, self.axis.degree, what.unit,
             needs_dgrad=what.needs_dgrad, needs_wgrad=what.needs_wgrad,
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from plait.comm import collectives
 from plait.comm.mesh import Axis
 from plait.overlap.execute import Outcome, Rows
+from plait.overlap.site import Site
 from plait.overlap.transport.symm_mem import all_gather_matmul, matmul_reduce_scatter, why_not_for
 from plait.schedule.work import Work
 from plait.sharding import Interval
@@ -47,9 +48,11 @@ class ReducedProduct(Protocol):
         """What is multiplied, `[T, K]` and `[K, N]`; made ready by this call, once."""
 
 
-def find_obstacle(work: Work, gemms: Mapping[str, Rows], dtype: torch.dtype, axis: Axis) -> str | None:
+def find_obstacle(work: Work, gemms: Mapping[str, Rows], site: Site, axis: Axis) -> str | None:
     """Why no fused operation can do `work` with these GEMMs, whatever the machine; None if one can."""
-    if (problem := why_not_for(work, dtype, axis)) is not None:
+    if site.precision is not None:
+        return f"it moves numbers of one dtype, and {site.precision.name} bytes of numbers and scales"
+    if (problem := why_not_for(work, getattr(torch, site.dtype), axis)) is not None:
         return problem
     return None if can_fuse(work, gemms) else f"{work.rowwise} is more than a product: others read the gathered input"
 

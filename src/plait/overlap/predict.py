@@ -80,7 +80,9 @@ def derive_costs(transport: str, work: Work, site: Site, rates: Rates) -> Costs:
     """What the steps of `work` at `site` take over `transport`."""
     gemm_s = {gemm: _time_gemm(site, rates, packs=gemm == work.rowwise) for gemm in work.gemms}
     row_bytes = {
-        flow.tensor: float(site.row_bytes(Content.VALUE if flow.kind is Kind.ALL_GATHER else Content.ADDEND))
+        flow.tensor: float(
+            site.gathered_row_bytes(work) if flow.kind is Kind.ALL_GATHER else site.row_bytes(Content.ADDEND)
+        )
         for flow in work.flows
     }
     if transport == LIBRARY:

@@ -13,7 +13,7 @@ from rich.text import Text
 from plait.contract.collective import Collective
 from plait.errors import ConfigError
 from plait.overlap.choice import Choice
-from plait.overlap.site import Site
+from plait.overlap.site import Precision, Site
 from plait.schedule.step import Method, Program
 from plait.schedule.work import Operation, Work
 from plait.sharding import Kind
@@ -32,6 +32,7 @@ class Line:
         num_rows: tokens of all ranks.
         num_messages: messages this rank sends, or whole collectives it takes part in.
         sent_bytes: what this rank sends, of a collective what it has to send at least.
+        precision: how the linears are quantized, if they are, and what multiplies.
         waited_s: what has been read of `measured_exposed_s`.
         num_measured: in how many runs it was measured.
         unread: how to learn what another device waited.
@@ -43,6 +44,7 @@ class Line:
     choice: Choice
     num_messages: int
     sent_bytes: int
+    precision: Precision | None = None
     waited_s: float = 0.0
     num_measured: int = 0
     unread: list[Callable[[], float]] = field(default_factory=list, compare=False)
@@ -67,7 +69,7 @@ class Line:
     @property
     def what_runs(self) -> tuple[Any, ...]:
         """All that decides how fast it is, apart from the machine."""
-        return (self.operation, self.num_rows, self.choice.way)
+        return (self.operation, self.num_rows, self.choice.way, self.precision)
 
     def to_json(self) -> dict[str, Any]:
         """For files and programs."""
@@ -85,6 +87,9 @@ class Line:
             "reason": choice.reason,
             "num_messages": self.num_messages,
             "sent_bytes": self.sent_bytes,
+            "recipe": "none" if self.precision is None else self.precision.name,
+            "kernel": None if self.precision is None else self.precision.kernel,
+            "kernel_reason": None if self.precision is None else self.precision.reason,
             "predicted_s": choice.predicted_s,
             "predicted_serial_s": choice.predicted_serial_s,
             "predicted_exposed_s": choice.predicted_exposed_s,
@@ -111,7 +116,7 @@ class Receipt:
     def add_line(self, operation: Operation, site: Site, work: Work, choice: Choice, program: Program) -> Line:
         """Note what was chosen for a pass; what its runs cost is to be added to the line."""
         num_messages, sent_bytes = _count_sent(site, work, program)
-        line = Line(site.label, operation, work.num_rows, choice, num_messages, sent_bytes)
+        line = Line(site.label, operation, work.num_rows, choice, num_messages, sent_bytes, site.precision)
         self.lines.append(line)
         self.asked = choice.asked
         return line
@@ -208,7 +213,8 @@ def build_receipt_table(receipt: Receipt) -> RenderableType:
     if not receipt.lines:
         return Text(f"overlap = {receipt.asked}: {receipt.note or 'no collective GEMM has run'}")
     if receipt.asked == "disabled":
-        return Text("overlap = disabled: every collective is the library's, and nothing is computed beside it")
+        said = Text("overlap = disabled: every collective is the library's, and nothing is computed beside it")
+        return Group(said, *_list_kernels(receipt))
     folds = list(fold_lines(receipt))
     reasons = list(dict.fromkeys(fold.first.choice.reason for fold in folds))
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
@@ -217,12 +223,12 @@ def build_receipt_table(receipt: Receipt) -> RenderableType:
     for fold in folds:
         line, choice = fold.first, fold.first.choice
         table.add_row(
-            line.operation.rpartition(" ")[2], str(line.num_rows), str(choice.way),
-            f"{line.num_messages} x {format_bytes(line.sent_bytes / max(1, line.num_messages))}",
+            line.operation.rpartition(" ")[2], str(line.num_rows), str(choice.way), _format_sent(line),
             _format_time(choice.predicted_exposed_s), _format_time(fold.measured_exposed_s),
             Text(f"({reasons.index(choice.reason) + 1})", style="" if choice.is_as_asked else "bold red"),
         )  # fmt: skip
     notes = [Text(f"({number}) {reason}", style="dim") for number, reason in enumerate(reasons, 1)]
+    notes += _list_kernels(receipt)
     if any(fold.measured_exposed_s is None for fold in folds):
         notes.append(Text(_NOT_WAITED, style="dim"))
     if receipt.num_dropped:
@@ -248,6 +254,18 @@ class _Grouped:
             yield from (Segment("  "), *row, Segment.line())
 
 
+def _format_sent(line: Line) -> str:
+    """`3 x 1.2 MiB mxfp8`."""
+    recipe = "" if line.precision is None else f" {line.precision.name}"
+    return f"{line.num_messages} x {format_bytes(line.sent_bytes / max(1, line.num_messages))}{recipe}"
+
+
+def _list_kernels(receipt: Receipt) -> list[Text]:
+    """What multiplies what is quantized, and why."""
+    kinds = dict.fromkeys(line.precision for line in receipt.lines if line.precision is not None)
+    return [Text(f"{kind.name}: {kind.kernel} ({kind.reason})", style="dim") for kind in kinds]
+
+
 def _format_time(value_s: float | None) -> str:
     return "" if value_s is None else format_seconds(value_s)
 
@@ -268,14 +286,18 @@ def _format_ranges(numbers: list[int]) -> str:
 
 
 def _count_sent(site: Site, work: Work, program: Program) -> tuple[int, int]:
+    gathered_row_bytes = site.gathered_row_bytes(work)
     if program.method is not Method.NONE:
+        gathered = None if work.gather is None else work.gather.tensor
         messages = program.messages_sent
-        return len(messages), sum(len(each.piece.rows) * site.row_bytes(each.content) for each in messages)
-    collectives = [
-        Collective(
-            flow.kind, "tp", flow.split.degree, (work.num_rows, site.width),
-            site.dtype if flow.kind is Kind.ALL_GATHER else site.sum_dtype,
+        return len(messages), sum(
+            len(each.piece.rows) * (gathered_row_bytes if each.tensor == gathered else site.row_bytes(each.content))
+            for each in messages
         )
+    collectives = [
+        Collective(flow.kind, "tp", flow.split.degree, (work.num_rows, gathered_row_bytes), "uint8")
+        if flow.kind is Kind.ALL_GATHER
+        else Collective(flow.kind, "tp", flow.split.degree, (work.num_rows, site.width), site.sum_dtype)
         for flow in work.flows
-    ]  # fmt: skip
+    ]
     return len(collectives), round(sum(each.wire_bytes_per_rank for each in collectives))

@@ -171,13 +171,14 @@ def _list_open_transports(config: OverlapConfig, reachable: Mapping[str, str | N
 
 
 def _list_open_chunks(config: OverlapConfig, work: Work, method: Method, transport: str) -> Iterator[int]:
-    lengths = [length for flow in work.flows for length in flow.split.lengths if length]
+    lengths = [length // flow.unit for flow in work.flows for length in flow.split.lengths if length]
+    min_units = max(1, _MIN_ROWS // max(flow.unit for flow in work.flows))
     if method in (Method.BULK, Method.NONE) or transport == FUSED:
         yield 1
     elif config.chunks != "auto":
         yield min(config.chunks, max(lengths))
     else:
-        yield from (chunks for chunks in _CHUNKS if chunks == 1 or min(lengths) >= chunks * _MIN_ROWS)
+        yield from (chunks for chunks in _CHUNKS if chunks == 1 or min(lengths) >= chunks * min_units)
 
 
 def _drop_alike(config: OverlapConfig, work: Work, ways: tuple[Way, ...]) -> tuple[Way, ...]:

@@ -3,12 +3,33 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from plait.config.recipe import Recipe
+from plait.contract.quantization import count_row_bytes
 from plait.dtype import DType, width_bytes
 from plait.schedule.step import Content
-from plait.schedule.work import Operation
+from plait.schedule.work import Operation, Work
 from plait.sharding import Transition
 
 Region = Literal["attention", "mlp", "head"]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the linears of a site are quantized.
+
+    Attributes:
+        kernel: what multiplies: an instruction of the device, or its emulation.
+        reason: why that.
+    """
+
+    recipe: Recipe
+    kernel: str
+    reason: str
+
+    @property
+    def name(self) -> str:
+        """Of the recipe."""
+        return self.recipe.name
 
 
 @dataclass(frozen=True)
@@ -21,6 +42,7 @@ class Site:
         features: of the rank that has most, on the other side, of all linears of the group together.
         dtype: of the operands and of what is gathered.
         reduce_dtype: in which sums over ranks are carried; `dtype` unless given.
+        precision: of linears that are quantized: what is gathered is so before.
     """
 
     label: str
@@ -29,6 +51,7 @@ class Site:
     features: int
     dtype: DType
     reduce_dtype: DType | None = None
+    precision: Precision | None = None
 
     @property
     def flops_per_row(self) -> int:
@@ -44,6 +67,15 @@ class Site:
         """What a row weighs on its way: addends travel in the dtype in which they are summed."""
         return self.width * width_bytes(self.sum_dtype if content is Content.ADDEND else self.dtype)
 
+    def gathered_row_bytes(self, work: Work) -> int:
+        """What a row of what `work` gathers weighs: numbers and scales as the GEMMs read them that multiply it."""
+        if self.precision is None or work.gather is None:
+            return self.row_bytes(Content.VALUE)
+        recipe = self.precision.recipe
+        if work.gather.tensor == "dy":
+            return count_row_bytes(recipe.gradient, work.gemms, self.width)
+        return count_row_bytes(recipe.input, ("forward" if work.rowwise == "forward" else "wgrad",), self.width)
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -52,6 +84,7 @@ class Pass:
     Attributes:
         transition: the boundary's row of the table of transitions.
         num_rows: T, of all ranks.
+        unit: how many of them stay together.
         needs_dgrad: of a backward, whether the input's gradient is wanted.
         needs_wgrad: of a backward, whether a weight's is.
         can_be_fused: whether a fused operation can do it; the same linear may once have a reader more than before.
@@ -64,3 +97,4 @@ class Pass:
     needs_dgrad: bool = True
     needs_wgrad: bool = True
     can_be_fused: bool = True
+    unit: int = 1

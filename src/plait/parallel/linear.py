@@ -135,7 +135,7 @@ class RowParallelLinear(nn.Module):
             )
         if torch.compiler.is_compiling():
             return compiled.run_row(x_shard, self.weight, self.bias, self.exit)
-        return RowFunction.apply(x_shard, self.weight, self.bias, self.exit)
+        return RowFunction.apply(x_shard, self.weight, self.bias, self.exit, torch.is_grad_enabled())
 
     def extra_repr(self) -> str:
         """Local shape and place."""
@@ -147,7 +147,9 @@ def run_column_group(x: Tensor, group: ColumnGroup, members: Sequence[Columns], 
     weights, biases = [member.weight for member in members], [member.bias for member in members]
     if torch.compiler.is_compiling():
         return compiled.run_column_group(x, group, weights, biases, keeps_full=keeps_full)
-    x_full, activated, *outputs = ColumnGroupFunction.apply(x, group, keeps_full, *weights, *biases)
+    x_full, activated, *outputs = ColumnGroupFunction.apply(
+        x, group, keeps_full, torch.is_grad_enabled(), *weights, *biases
+    )
     return Outputs(x_full, outputs, activated)
 
 

@@ -8,12 +8,15 @@ from torch import Tensor
 from plait.comm.autograd import redistribute
 from plait.comm.mesh import Mesh
 from plait.errors import ShardingError
-from plait.sharding import Interval, Invariant, Shard, Split, build_split
+from plait.sharding import Interval, Invariant, Shard, Split, build_token_split
 
 
 def enter_tokens(num_tokens: int, mesh: Mesh) -> Split:
-    """Declare how many tokens the forward pass that starts now has, which fixes each rank's interval of them."""
-    mesh.tokens = build_split(num_tokens, mesh.tp.degree)
+    """Declare how many tokens the forward pass that starts now has, which fixes each rank's interval of them.
+
+    They are cut in units that share a scale, where models on this mesh are quantized so.
+    """
+    mesh.tokens = build_token_split(num_tokens, mesh.tp.degree, mesh.token_unit)
     return mesh.tokens
 
 

@@ -1,7 +1,7 @@
 """Where activations enter or leave a parallel region."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Addends, Outcome, Rows
 from plait.overlap.site import Pass, Site
 from plait.parallel.region.handle import Handled
+from plait.parallel.region.quantizer import PLAIN, Quantizer
 from plait.parallel.tokens import current_tokens
 from plait.schedule.work import Operation
 from plait.sharding import Partial, Placement, Replicate, Shard, Transition, derive_transition
@@ -19,22 +20,31 @@ from plait.sharding import Partial, Placement, Replicate, Shard, Transition, der
 
 @dataclass(frozen=True)
 class Boundary(Handled):
-    """Where activations enter or leave a parallel region: the transition there, and what runs it."""
+    """Where activations enter or leave a parallel region: the transition there, and what runs it.
+
+    Attributes:
+        quantizer: what the linears here read of their tensors.
+    """
 
     mesh: Mesh
     transition: Transition
     site: Site
     matmul: CollectiveMatmul
+    quantizer: Quantizer = field(default=PLAIN)
 
     @classmethod
-    def build_entry(cls, mesh: Mesh, outside: Placement, site: Site, matmul: CollectiveMatmul) -> "Boundary":
+    def build_entry(
+        cls, mesh: Mesh, outside: Placement, site: Site, matmul: CollectiveMatmul, quantizer: Quantizer = PLAIN
+    ) -> "Boundary":
         """The boundary in front of column linears."""
-        return cls(mesh, derive_transition(outside, Replicate()), site, matmul)
+        return cls(mesh, derive_transition(outside, Replicate()), site, matmul, quantizer)
 
     @classmethod
-    def build_exit(cls, mesh: Mesh, outside: Placement, site: Site, matmul: CollectiveMatmul) -> "Boundary":
+    def build_exit(
+        cls, mesh: Mesh, outside: Placement, site: Site, matmul: CollectiveMatmul, quantizer: Quantizer = PLAIN
+    ) -> "Boundary":
         """The boundary behind a row linear."""
-        return cls(mesh, derive_transition(Partial(), outside), site, matmul)
+        return cls(mesh, derive_transition(Partial(), outside), site, matmul, quantizer)
 
     @property
     def name(self) -> str:
@@ -82,6 +92,10 @@ class Boundary(Handled):
         """Of `num_rows` tokens those that this rank has outside."""
         return len(current_tokens(self.mesh, self.name).intervals[self.mesh.tp.rank]) if self.is_sharded else num_rows
 
+    def build_pass(self, operation: Operation, num_rows: int, needs: tuple[bool, bool] = (True, True)) -> Pass:
+        """A pass of the linears here."""
+        return Pass(operation, self.site, self.transition, num_rows, *needs, unit=self.mesh.token_unit)
+
     def run(
         self,
         operation: Operation,
@@ -95,5 +109,5 @@ class Boundary(Handled):
         this: Next | None = None,
     ) -> Outcome:
         """Run a pass of the linears here; `needs` says whether a backward is to compute dgrad and wgrad."""
-        what = Pass(operation, self.site, self.transition, num_rows, *needs)
+        what = self.build_pass(operation, num_rows, needs)
         return self.matmul.run(what, gemms=gemms, shard=shard, addends=addends, following=following, this=this)

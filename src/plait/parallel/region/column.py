@@ -1,7 +1,7 @@
 """The pass through column-parallel linears that read one input, forward and backward, and as autograd sees it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from plait.comm import collectives
 from plait.comm.mesh import Axis
 from plait.overlap.ahead import Next
 from plait.overlap.execute import Addends
-from plait.overlap.site import Pass
 from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import ColumnDgrad, ColumnForward, ColumnWgrad
 from plait.parallel.region.handle import Handled
+from plait.parallel.region.matrix import keep_full, payload_of, sum_rows
+from plait.parallel.region.quantizer import Needs
 from plait.schedule.work import Operation
 from plait.sharding import Interval, Invariant, Replicate, derive_transition
 
@@ -40,11 +41,28 @@ class ColumnGroup(Handled):
 
 @dataclass(frozen=True)
 class Operands:
-    """What a pass through a group reads: the input, `[T/tp, D]` (or whole), and each member's own parameters."""
+    """What a pass forward through a group reads: the input, `[T/tp, D]` (or whole), and each member's own parameters."""
 
     x: Tensor
     num_rows: int
     weights: Sequence[Tensor]
+    biases: Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What it leaves to its backward.
+
+    Attributes:
+        x: of the input, for wgrad; None where that is not wanted.
+        memory: what the quantizer has to know again.
+        shape: of the input.
+    """
+
+    x: Tensor | None
+    memory: Any
+    shape: torch.Size
+    num_rows: int
 
 
 @dataclass(frozen=True)
@@ -72,15 +90,6 @@ class OutputGradients:
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Which gradients are wanted."""
-
-    x: bool
-    weights: Sequence[bool]
-    biases: Sequence[bool]
-
-
-@dataclass(frozen=True)
 class Gradients:
     """Those that are wanted and exist."""
 
@@ -89,64 +98,68 @@ class Gradients:
     biases: Sequence[Tensor | None]
 
 
-def run_forward(
-    group: ColumnGroup, operands: Operands, biases: Sequence[Tensor | None], *, keeps_full: bool
-) -> Outputs:
+def run_forward(group: ColumnGroup, operands: Operands, needs: Needs, *, keeps_full: bool) -> tuple[Outputs, Kept]:
     """Gather the input, multiply it, and activate the products."""
     x, num_rows, activation = operands.x, operands.num_rows, group.activation
-    group.entry.check_dtype(x, *operands.weights, *biases)
+    group.entry.check_dtype(x, *operands.weights, *operands.biases)
     shape = x.shape[:-1] if x.dim() > 2 else (num_rows,)
     outputs = [x.new_empty(*shape, weight.shape[0]) for weight in operands.weights]
     activated = None if activation is None else torch.empty_like(outputs[0])
+    reading = group.entry.quantizer.read(x, num_rows, operands.weights, needs)
     gemm = ColumnForward(
-        x.flatten(0, -2),
-        operands.weights,
-        biases,
+        reading.x,
+        reading.weights,
+        operands.biases,
         [output.flatten(0, -2) for output in outputs],
         activation,
         None if activated is None else activated.flatten(0, -2),
     )
-    outcome = group.entry.run(Operation.COLUMN_FORWARD, num_rows, {"forward": gemm}, shard=gemm.x)
-    # In all-reduce mode what is outside is what is inside.
-    full = (outcome.keep_full() if group.entry.is_sharded else x) if keeps_full else None
-    return Outputs(full, outputs, activated)
+    outcome = group.entry.run(Operation.COLUMN_FORWARD, num_rows, {"forward": gemm}, shard=payload_of(gemm.x))
+    full = None
+    if keeps_full:
+        # In all-reduce mode what is outside is what is inside, unless that is quantized.
+        read = keep_full(gemm.x, outcome)
+        full = x if read is None else read if group.entry.is_sharded else read.view(x.shape)
+    return Outputs(full, outputs, activated), Kept(reading.kept, reading.memory, x.shape, num_rows)
 
 
 def run_backward(
     group: ColumnGroup,
-    operands: Operands,
+    kept: Kept,
+    weights: Sequence[Tensor],
     outputs: Sequence[Tensor],
     grads: OutputGradients,
     needs: Needs,
     this: Next | None = None,
 ) -> Gradients:
     """Reduce dgrad while the input is gathered again for wgrad; `outputs` are given where an activation reads them."""
-    x, num_rows = operands.x, operands.num_rows
-    rows_x, weights = x.flatten(0, -2), operands.weights
+    num_rows, like = kept.num_rows, weights[0]
+    x, factors = group.entry.quantizer.read_again(kept.x, kept.memory, weights, needs)
     activation = _build_activation_gradient(group, outputs, grads)
-    grad_members: Sequence[Tensor | None] = _flatten(grads.members) if activation is None else activation.grads
+    members: Sequence[Tensor | None] = _flatten(grads.members) if activation is None else activation.grads
+    reading = group.entry.quantizer.read_gradients(members, kept.memory, needs, activation)
     # All of dgrad goes before any of wgrad in every schedule: an input that wants none leaves the rows to wgrad.
     (grad_x_full,) = _flatten([grads.x_full])
-    dgrad = ColumnDgrad(grad_members, weights, grad_x_full, activation)
-    wgrad = ColumnWgrad.build(rows_x, grad_members, weights, needs.weights, None if needs.x else activation)
+    dgrad = ColumnDgrad(reading.rows, factors, grad_x_full, reading.activation)
+    wgrad = ColumnWgrad.build(x, reading.columns, weights, needs.weights, None if needs.x else reading.activation)
     outcome = group.entry.run(
         Operation.COLUMN_BACKWARD,
         num_rows,
         {"dgrad": dgrad, "wgrad": wgrad},
-        shard=rows_x,
-        addends=Addends(x.shape[-1], x.dtype, x.device),
+        shard=payload_of(x),
+        addends=Addends(like.shape[1], like.dtype, like.device),
         needs=(needs.x, any(needs.weights)),
         this=this,
     )
-    if activation is not None and not needs.x and not any(needs.weights):
-        activation.fill(Interval(0, num_rows))
+    if reading.activation is not None and not needs.x and not any(needs.weights):
+        reading.activation.fill(Interval(0, num_rows))
     grad_biases = [
-        grad.sum(0) if wanted and grad is not None else None
-        for grad, wanted in zip(grad_members, needs.biases, strict=True)
+        sum_rows(rows, None, like.dtype) if wanted and rows is not None else None
+        for rows, wanted in zip(reading.rows, needs.biases, strict=True)
     ]
     label = group.entry.name
     return Gradients(
-        None if outcome.total is None else outcome.total.view(x.shape),
+        None if outcome.total is None else outcome.total.view(kept.shape),
         *zip(
             *(
                 [_sum_shared(grad, axis, label) for grad in pair]
@@ -176,14 +189,18 @@ class ColumnGroupFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ColumnGroup, keeps_full: bool, *params: Any) -> tuple[Tensor | None, ...]:
+    def forward(
+        ctx: Any, x: Tensor, group: ColumnGroup, keeps_full: bool, has_backward: bool, *params: Any
+    ) -> tuple[Tensor | None, ...]:
         members = len(group.shared_over)
         weights, biases = params[:members], params[members:]
-        ctx.group, ctx.num_rows = group, group.entry.count_rows(x, is_inside=False)
+        ctx.group, num_rows = group, group.entry.count_rows(x, is_inside=False)
         ctx.set_materialize_grads(False)
-        given = run_forward(group, Operands(x, ctx.num_rows, weights), biases, keeps_full=keeps_full)
-        ctx.save_for_backward(x, *weights, *(given.members if group.activation is not None else ()))
-        ctx.this = group.entry.matmul.column = _find_backward(ctx, group, x)
+        needs = _find_needs(ctx, members, has_backward=has_backward)
+        given, kept = run_forward(group, Operands(x, num_rows, weights, biases), needs, keeps_full=keeps_full)
+        ctx.save_for_backward(kept.x, *weights, *(given.members if group.activation is not None else ()))
+        ctx.kept = replace(kept, x=None)
+        ctx.this = group.entry.matmul.column = _find_backward(group, kept, needs, weights[0])
         x_full = x.view_as(x) if given.x_full is x else given.x_full
         return (x_full, given.activated, *given.members)
 
@@ -193,32 +210,37 @@ class ColumnGroupFunction(torch.autograd.Function):
         ctx: Any, grad_x_full: Tensor | None, grad_activated: Tensor | None, *grad_outputs: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         members = len(grad_outputs)
-        x, *kept = ctx.saved_tensors
+        x, *saved = ctx.saved_tensors
         this, ctx.this = ctx.this, None
-        needs_params = ctx.needs_input_grad[3:]
         grads = run_backward(
             ctx.group,
-            Operands(x, ctx.num_rows, kept[:members]),
-            kept[members:],
+            replace(ctx.kept, x=x),
+            saved[:members],
+            saved[members:],
             OutputGradients(grad_x_full, grad_outputs, grad_activated),
-            Needs(ctx.needs_input_grad[0], needs_params[:members], needs_params[members:]),
+            _find_needs(ctx, members, has_backward=True),
             this,
         )
-        return (grads.x, None, None, *grads.weights, *grads.biases)
+        return (grads.x, None, None, None, *grads.weights, *grads.biases)
 
 
-def _find_backward(ctx: Any, group: ColumnGroup, x: Tensor) -> Next | None:
+def _find_needs(ctx: Any, members: int, *, has_backward: bool) -> Needs:
+    """None of them where autograd does not look on; of tensors alone that is not known."""
+    needs_x, _, _, _, *params = (has_backward and need for need in ctx.needs_input_grad)
+    return Needs(needs_x, params[:members], params[members:])
+
+
+def _find_backward(group: ColumnGroup, kept: Kept, needs: Needs, like: Tensor) -> Next | None:
     """The pass that follows that of the next row linear in backward, where it gathers something and may be known."""
-    needs_x, needs_weight = ctx.needs_input_grad[0], any(ctx.needs_input_grad[3 : 3 + len(group.shared_over)])
     # Where saved tensors go elsewhere (checkpointing, offloading), to hold on to one would be to keep it here.
     is_kept_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     # Behind a head comes a loss, and no row linear.
     is_last = group.entry.site.region == "head"
-    if not (needs_x and needs_weight and group.entry.is_sharded) or is_last or is_kept_elsewhere:
+    if not (needs.x and any(needs.weights) and group.entry.is_sharded) or is_last or is_kept_elsewhere:
         return None
-    entry = group.entry
-    what = Pass(Operation.COLUMN_BACKWARD, entry.site, entry.transition, ctx.num_rows)
-    return Next(what, x.detach(), Addends(x.shape[-1], x.dtype, x.device))
+    assert kept.x is not None, group.entry.name
+    what = group.entry.build_pass(Operation.COLUMN_BACKWARD, kept.num_rows)
+    return Next(what, kept.x.detach(), Addends(like.shape[1], like.dtype, like.device))
 
 
 def _build_activation_gradient(

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from plait.parallel.region import column, row
 from plait.parallel.region.boundary import Boundary
-from plait.parallel.region.column import ColumnGroup, Needs, Operands, OutputGradients, Outputs
+from plait.parallel.region.column import ColumnGroup, Operands, OutputGradients, Outputs
 from plait.parallel.region.handle import find_by_handle
+from plait.parallel.region.quantizer import Needs
 
 # --- column groups ---------------------------------------------------------------------------------------------------
 
@@ -50,7 +51,8 @@ def column_group(
     given = iter(biases)
     every = [next(given) if has else None for has in has_bias]
     group.entry.matmul.column = None  # nothing is begun ahead for a compiled backward
-    outputs = column.run_forward(group, Operands(x, num_rows, weights), every, keeps_full=extra[0])
+    needs = Needs(True, [True] * len(weights), has_bias)
+    outputs, _ = column.run_forward(group, Operands(x, num_rows, weights, every), needs, keeps_full=extra[0])
     # No output of an operator may be its input.
     x_full = x.clone() if outputs.x_full is x else outputs.x_full
     return [each for each in (x_full, *outputs.members, outputs.activated) if each is not None]
@@ -86,7 +88,8 @@ def column_group_backward(
     named = _name_outputs(list(grads), keeps_full=extra[0], is_activated=extra[1])
     found = column.run_backward(
         find_by_handle(handle),
-        Operands(x, num_rows, weights),
+        column.Kept(x, None, x.shape, num_rows),
+        weights,
         outputs,
         OutputGradients(named.x_full, named.members, named.activated),
         Needs(needs[0], needs[1 : 1 + len(weights)], needs[1 + len(weights) :]),
@@ -163,7 +166,8 @@ def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, handle: Tensor, n
     """`rows` of the sum are this rank's."""
     exit: Boundary = find_by_handle(handle)
     exit.matmul.column = None  # nor by one
-    return row.run_forward(exit, x, num_rows, weight, bias)
+    y, _ = row.run_forward(exit, x, num_rows, weight, bias, Needs(True, [True], [bias is not None]))
+    return y
 
 
 @row_linear.register_fake
@@ -176,7 +180,9 @@ def row_linear_backward(
     grad_y: Tensor, x: Tensor, weight: Tensor, handle: Tensor, num_rows: int, needs: Sequence[bool]
 ) -> list[Tensor]:
     """The gradients that `needs` names of x, weight and bias."""
-    found = row.run_backward(find_by_handle(handle), grad_y, x, num_rows, weight, (needs[0], needs[1], needs[2]))
+    wanted = Needs(needs[0], [needs[1]], [needs[2]])
+    kept = row.Kept(x, None, x.shape)
+    found = row.run_backward(find_by_handle(handle), grad_y, kept, num_rows, weight, wanted)
     return [grad for grad in found if grad is not None]
 
 

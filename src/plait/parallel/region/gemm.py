@@ -1,7 +1,8 @@
 """The local GEMMs of parallel linears, some rows at a time, as collective GEMMs call them.
 
 Rows are tokens, flattened. `full` is what was gathered and `partial` where rows go that are to be summed over ranks;
-each is None where the boundary moves nothing that way, and the rank has or keeps the rows itself.
+each is None where the boundary moves nothing that way, and the rank has or keeps the rows itself. What is multiplied
+are tensors as they are, or quantized ones.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
+from plait.parallel.region.matrix import Factor, Matrix, multiply, take, take_rows
 from plait.sharding import Interval
 
 
@@ -19,24 +21,24 @@ from plait.sharding import Interval
 class ColumnForward:
     """`y = x @ w.T + bias` for every member of a gather group, and the activation of these while they are in cache."""
 
-    x: Tensor
-    weights: Sequence[Tensor]
+    x: Matrix
+    weights: Sequence[Factor]
     biases: Sequence[Tensor | None]
     outputs: Sequence[Tensor]
     activation: PointwiseActivation | None
     activated: Tensor | None
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
-        operand = _take(self.x if full is None else full, rows)
+        operand = take(self.x, rows, full)
         for weight, bias, output in zip(self.weights, self.biases, self.outputs, strict=True):
-            _multiply(operand, weight.T, bias, out=_take(output, rows))
+            multiply(operand, weight.T, bias, out=take_rows(output, rows))
         if self.activation is not None and self.activated is not None:
-            self.activation.compute(*(_take(y, rows) for y in self.outputs), out=_take(self.activated, rows))
+            self.activation.compute(*(take_rows(y, rows) for y in self.outputs), out=take_rows(self.activated, rows))
 
     @property
     def factors(self) -> list[Tensor]:
-        """One for each member."""
-        return [weight.T for weight in self.weights]
+        """One for each member; of tensors as they are, as other passes are not fused."""
+        return [weight.T for weight in self.weights if isinstance(weight, Tensor)]
 
     def put(self, products: Sequence[Tensor]) -> None:
         """Add the biases on the way to where the outputs are wanted, and activate them all at once."""
@@ -53,8 +55,8 @@ class ColumnDgrad:
     Where `activation` is given, it fills the rows of `dy` first.
     """
 
-    grads: Sequence[Tensor | None]
-    weights: Sequence[Tensor]
+    grads: Sequence[Matrix | None]
+    weights: Sequence[Factor]
     grad_x_full: Tensor | None
     activation: ActivationGradient | None
 
@@ -62,10 +64,10 @@ class ColumnDgrad:
         assert partial is not None
         if self.activation is not None:
             self.activation.fill(rows)
-        out, addend = _take(partial, rows), None if self.grad_x_full is None else _take(self.grad_x_full, rows)
+        out, addend = take_rows(partial, rows), None if self.grad_x_full is None else take_rows(self.grad_x_full, rows)
         for grad, weight in zip(self.grads, self.weights, strict=True):
             if grad is not None:
-                _multiply(_take(grad, rows), weight, addend, out=out)
+                multiply(take(grad, rows), weight, addend, out=out)
                 addend = out
         if addend is None:
             out.zero_()
@@ -79,7 +81,11 @@ class ColumnDgrad:
 
     def build_product(self) -> tuple[Tensor, Tensor]:
         """`[dy, ...] @ [w; ...]`, so that there is one reduction for all members."""
-        present = [(grad, weight) for grad, weight in zip(self.grads, self.weights, strict=True) if grad is not None]
+        present = [
+            (grad, weight)
+            for grad, weight in zip(self.grads, self.weights, strict=True)
+            if isinstance(grad, Tensor) and isinstance(weight, Tensor)
+        ]
         if self.activation is not None:
             self.activation.fill(Interval(0, present[0][0].shape[0]))
         grads, weights = zip(*present, strict=True)
@@ -93,16 +99,16 @@ class ColumnWgrad:
     Where `activation` is given, because no dgrad has run before, it fills the rows of `dy` first.
     """
 
-    x: Tensor
-    grads: Sequence[Tensor | None]
+    x: Matrix
+    grads: Sequence[Matrix | None]
     grad_weights: Sequence[Tensor | None]
     activation: ActivationGradient | None
 
     @classmethod
     def build(
         cls,
-        x: Tensor,
-        grads: Sequence[Tensor | None],
+        x: Matrix,
+        grads: Sequence[Matrix | None],
         weights: Sequence[Tensor],
         needs: Sequence[bool],
         activation: ActivationGradient | None,
@@ -117,22 +123,22 @@ class ColumnWgrad:
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
         if self.activation is not None:
             self.activation.fill(rows)
-        operand = _take(self.x if full is None else full, rows)
+        operand = take(self.x, rows, full)
         for grad, grad_weight in zip(self.grads, self.grad_weights, strict=True):
             if grad is not None and grad_weight is not None:
-                _multiply(_take(grad, rows).T, operand, grad_weight if accumulates else None, out=grad_weight)
+                multiply(take(grad, rows).T, operand, grad_weight if accumulates else None, out=grad_weight)
 
 
 @dataclass(frozen=True)
 class RowForward:
     """`y = x @ w.T`, an addend."""
 
-    x: Tensor
-    weight: Tensor
+    x: Matrix
+    weight: Factor
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
         assert partial is not None
-        _multiply(_take(self.x, rows), self.weight.T, None, out=_take(partial, rows))
+        multiply(take(self.x, rows), self.weight.T, None, out=take_rows(partial, rows))
 
     @property
     def is_product(self) -> bool:
@@ -141,6 +147,8 @@ class RowForward:
 
     def build_product(self) -> tuple[Tensor, Tensor]:
         """Nothing is to be made ready."""
+        assert isinstance(self.x, Tensor), self.x
+        assert isinstance(self.weight, Tensor), self.weight
         return self.x, self.weight.T
 
 
@@ -148,18 +156,18 @@ class RowForward:
 class RowDgrad:
     """`dx = dy @ w`."""
 
-    grad_y: Tensor
-    weight: Tensor
+    grad_y: Matrix
+    weight: Factor
     grad_x: Tensor | None
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
         assert self.grad_x is not None
-        operand = _take(self.grad_y if full is None else full, rows)
-        _multiply(operand, self.weight, None, out=_take(self.grad_x, rows))
+        multiply(take(self.grad_y, rows, full), self.weight, None, out=take_rows(self.grad_x, rows))
 
     @property
     def factors(self) -> list[Tensor]:
-        """The weight."""
+        """The weight, as it is."""
+        assert isinstance(self.weight, Tensor), self.weight
         return [self.weight]
 
     def put(self, products: Sequence[Tensor]) -> None:
@@ -173,19 +181,14 @@ class RowDgrad:
 class RowWgrad:
     """`dw = dy.T @ x`."""
 
-    grad_y: Tensor
-    x: Tensor
+    grad_y: Matrix
+    x: Matrix
     grad_weight: Tensor | None
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
         assert self.grad_weight is not None
-        operand = _take(self.grad_y if full is None else full, rows).T
-        _multiply(operand, _take(self.x, rows), self.grad_weight if accumulates else None, out=self.grad_weight)
-
-
-def _take(x: Tensor, rows: Interval) -> Tensor:
-    # Slicing costs as much as a small GEMM.
-    return x if len(rows) == x.shape[0] else x.narrow(0, rows.start, len(rows))
+        operand = take(self.grad_y, rows, full).T
+        multiply(operand, take(self.x, rows), self.grad_weight if accumulates else None, out=self.grad_weight)
 
 
 def _put(product: Tensor, bias: Tensor | None, *, out: Tensor) -> None:
@@ -193,10 +196,3 @@ def _put(product: Tensor, bias: Tensor | None, *, out: Tensor) -> None:
         out.copy_(product)
     else:
         torch.add(product, bias, out=out)
-
-
-def _multiply(a: Tensor, b: Tensor, addend: Tensor | None, *, out: Tensor) -> None:
-    if addend is None:
-        torch.mm(a, b, out=out)
-    else:
-        torch.addmm(addend, a, b, out=out)

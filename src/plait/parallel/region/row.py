@@ -1,5 +1,6 @@
 """The pass through a row-parallel linear, forward and backward, and as autograd sees it."""
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,54 +11,74 @@ from plait.overlap.ahead import Next
 from plait.overlap.execute import Addends
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import RowDgrad, RowForward, RowWgrad
+from plait.parallel.region.matrix import payload_of, sum_rows
+from plait.parallel.region.quantizer import Needs
 from plait.schedule.work import Operation
-
-Needs = tuple[bool, bool, bool]
-"""Whether the gradients of x, weight and bias are wanted."""
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of x, weight and bias: those that are wanted."""
 
 
-def run_forward(exit: Boundary, x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+@dataclass(frozen=True)
+class Kept:
+    """What a forward pass leaves to its backward.
+
+    Attributes:
+        x: of the input, for wgrad; None where that is not wanted.
+        memory: what the quantizer has to know again.
+        shape: of the input.
+    """
+
+    x: Tensor | None
+    memory: Any
+    shape: torch.Size
+
+
+def run_forward(
+    exit: Boundary, x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None, needs: Needs
+) -> tuple[Tensor, Kept]:
     """Reduce the products; the bias is added to their sum."""
     exit.check_dtype(x, weight, bias)
     width = weight.shape[0]
+    reading = exit.quantizer.read(x, num_rows, [weight], needs)
     outcome = exit.run(
         Operation.ROW_FORWARD,
         num_rows,
-        {"forward": RowForward(x.flatten(0, -2), weight)},
+        {"forward": RowForward(reading.x, reading.weights[0])},
         addends=Addends(width, x.dtype, x.device),
     )
     assert outcome.total is not None, exit.name
     y = outcome.total if bias is None else outcome.total.add_(bias)
-    return y.view(*x.shape[:-1], width) if x.dim() > 2 else y
+    y = y.view(*x.shape[:-1], width) if x.dim() > 2 else y
+    return y, Kept(reading.kept, reading.memory, x.shape)
 
 
 def run_backward(
     exit: Boundary,
     grad_y: Tensor,
-    x: Tensor,
+    kept: Kept,
     num_rows: int,
     weight: Tensor,
     needs: Needs,
     following: Next | None = None,
 ) -> Gradients:
     """Gather the gradient, and multiply it with the weight and with the input."""
-    needs_x, needs_weight, needs_bias = needs
-    rows_x, rows_grad = x.flatten(0, -2), grad_y.flatten(0, -2)
-    dgrad = RowDgrad(rows_grad, weight, torch.empty_like(rows_x) if needs_x else None)
-    wgrad = RowWgrad(rows_grad, rows_x, torch.empty_like(weight) if needs_weight else None)
+    (needs_weight,), (needs_bias,) = needs.weights, needs.biases
+    x, (factor,) = exit.quantizer.read_again(kept.x, kept.memory, [weight], needs)
+    reading = exit.quantizer.read_gradients([grad_y.flatten(0, -2)], kept.memory, needs, None)
+    (rows,), (columns,) = reading.rows, reading.columns
+    dgrad = RowDgrad(rows, factor, grad_y.new_empty(kept.shape[:-1].numel(), kept.shape[-1]) if needs.x else None)
+    wgrad = RowWgrad(columns, x, torch.empty_like(weight) if needs_weight else None)
     outcome = exit.run(
         Operation.ROW_BACKWARD,
         num_rows,
         {"dgrad": dgrad, "wgrad": wgrad},
-        shard=rows_grad,
-        needs=(needs_x, needs_weight),
+        shard=payload_of(rows),
+        needs=(needs.x, needs_weight),
         following=following,
     )
-    grad_bias = (rows_grad if outcome.full is None else outcome.full).sum(0) if needs_bias else None
-    return None if dgrad.grad_x is None else dgrad.grad_x.view(x.shape), wgrad.grad_weight, grad_bias
+    grad_bias = sum_rows(rows, outcome.full, weight.dtype) if needs_bias else None
+    return None if dgrad.grad_x is None else dgrad.grad_x.view(kept.shape), wgrad.grad_weight, grad_bias
 
 
 class RowFunction(torch.autograd.Function):
@@ -77,11 +98,13 @@ class RowFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary, has_backward: bool) -> Tensor:
         ctx.exit, ctx.num_rows = exit, exit.count_rows(x, is_inside=True)
-        ctx.save_for_backward(x, weight)
         ctx.following, exit.matmul.column = exit.matmul.column, None
-        return run_forward(exit, x, ctx.num_rows, weight, bias)
+        y, kept = run_forward(exit, x, ctx.num_rows, weight, bias, _find_needs(ctx, has_backward=has_backward))
+        ctx.save_for_backward(kept.x, weight)
+        ctx.kept = replace(kept, x=None)
+        return y
 
     @staticmethod
     @once_differentiable
@@ -89,5 +112,11 @@ class RowFunction(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         # Once only: what it gathers is to be freed as soon as the pass that saved it is through.
         following, ctx.following = ctx.following, None
-        needs = ctx.needs_input_grad[:3]
-        return (*run_backward(ctx.exit, grad_y, x, ctx.num_rows, weight, needs, following), None)
+        needs, kept = _find_needs(ctx, has_backward=True), replace(ctx.kept, x=x)
+        return (*run_backward(ctx.exit, grad_y, kept, ctx.num_rows, weight, needs, following), None, None)
+
+
+def _find_needs(ctx: Any, *, has_backward: bool) -> Needs:
+    """None of them where autograd does not look on; of tensors alone that is not known."""
+    needs_x, needs_weight, needs_bias, *_ = (has_backward and need for need in ctx.needs_input_grad)
+    return Needs(needs_x, [needs_weight], [needs_bias])

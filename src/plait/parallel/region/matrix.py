@@ -1,0 +1,92 @@
+"""What the GEMMs of parallel linears multiply: tensors as they are, or quantized ones, some rows at a time."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plait.contract.quantization import Orientation
+from plait.overlap.execute import Outcome
+from plait.quant import matmul
+from plait.quant.cast import Quantized
+from plait.sharding import Interval
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """`[R, width]` in codes, as one GEMM reads it.
+
+    Attributes:
+        dtype: in which products are summed.
+    """
+
+    quantized: Quantized
+    orientation: Orientation
+    dtype: torch.dtype
+
+    def take(self, rows: Interval, full: Tensor | None) -> matmul.Factor:
+        """These rows; of `full`, the bytes of all ranks, where they were gathered."""
+        return matmul.prepare(self._find(full).narrow(rows), self.orientation, self.dtype)
+
+    def prepare(self) -> matmul.Factor:
+        """All rows."""
+        return matmul.prepare(self.quantized, self.orientation, self.dtype)
+
+    def dequantize(self, full: Tensor | None = None) -> Tensor:
+        """The numbers themselves, `[R, width]`, of all ranks where they were gathered."""
+        return self._find(full).dequantize(self.orientation, self.dtype)
+
+    def _find(self, full: Tensor | None) -> Quantized:
+        return self.quantized if full is None else self.quantized.with_payload(full)
+
+
+Matrix = Tensor | QuantizedMatrix
+"""`[R, width]`, some rows of which are multiplied at a time."""
+
+Factor = Tensor | matmul.Factor
+"""What is multiplied."""
+
+
+def payload_of(matrix: Matrix | None) -> Tensor | None:
+    """What moves where it is gathered."""
+    return matrix.quantized.payload if isinstance(matrix, QuantizedMatrix) else matrix
+
+
+def take(matrix: Matrix, rows: Interval, full: Tensor | None = None) -> Factor:
+    """These rows, of `full` where that was gathered."""
+    if isinstance(matrix, Tensor):
+        return take_rows(matrix if full is None else full, rows)
+    return matrix.take(rows, full)
+
+
+def take_rows(x: Tensor, rows: Interval) -> Tensor:
+    """These rows of a tensor."""
+    # Slicing costs as much as a small GEMM.
+    return x if len(rows) == x.shape[0] else x.narrow(0, rows.start, len(rows))
+
+
+def multiply(a: Factor, b: Factor, addend: Tensor | None, *, out: Tensor) -> None:
+    """`out = a @ b + addend`; the addend may be `out` itself."""
+    if isinstance(a, matmul.Factor):
+        assert isinstance(b, matmul.Factor), "a quantized matrix times one that is not"
+        matmul.multiply(a, b, addend, out=out)
+        return
+    assert isinstance(b, Tensor), "a matrix that is not quantized times one that is"
+    if addend is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(addend, a, b, out=out)
+
+
+def sum_rows(matrix: Matrix, full: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The sum over all rows, `[width]`, of `full` where that was gathered."""
+    if isinstance(matrix, Tensor):
+        return (matrix if full is None else full).sum(0)
+    return matrix.dequantize(full).sum(0).to(dtype)
+
+
+def keep_full(matrix: Matrix, outcome: Outcome) -> Tensor | None:
+    """What GEMMs have read of a matrix of all ranks, as one's own; None of a tensor that was not gathered."""
+    if isinstance(matrix, Tensor):
+        return outcome.keep_full()
+    return matrix.dequantize(outcome.full)
