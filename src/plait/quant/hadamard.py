@@ -24,10 +24,13 @@ def mix(x: Tensor, signs: Tensor) -> Tensor:
             hint=f"make batch times sequence a multiple of {HADAMARD}, or set quantization.hadamard = false",
         )
     mixed = x.view(-1, HADAMARD, width) * signs.to(x.dtype).view(HADAMARD, 1)
+    other = torch.empty_like(mixed)
     half = 1
     while half < HADAMARD:
-        pairs = mixed.view(-1, HADAMARD // (2 * half), 2, half, width)
-        first, second = pairs[:, :, 0], pairs[:, :, 1]
-        mixed = torch.stack((first + second, first - second), dim=2)
+        shape = (-1, 2, half, width)
+        pairs, sums = mixed.view(shape), other.view(shape)
+        torch.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+        torch.sub(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
+        mixed, other = other, mixed
         half *= 2
     return mixed.view(rows, width).mul_(HADAMARD**-0.5)

@@ -43,12 +43,11 @@ def derive_scale(amax: Tensor, operand: Operand, *, margin: int = 0, power_of_tw
     is_zero = amax == 0
     largest = LARGEST[operand.format]
     if operand.block is None:
-        # Not `largest / amax`, which is a product with the reciprocal and rounds twice.
         factor = torch.full_like(amax, largest).div_(amax).mul_(2.0**-margin).clamp_(max=_FLOAT32.max)
         if power_of_two:
             factor = _floor_to_power_of_two(factor)
         return factor.masked_fill_(is_zero, 1.0).to(torch.float64).reciprocal_()
-    scale = (amax / (largest * LARGEST["e4m3"])).mul_(2.0**margin).clamp_(min=_FLOAT32.tiny)
+    scale = _divide(amax, largest * LARGEST["e4m3"]).mul_(2.0**margin).clamp_(min=_FLOAT32.tiny)
     if power_of_two:
         scale = _floor_to_power_of_two(scale.reciprocal_()).reciprocal_()
     return scale.masked_fill_(is_zero, 1.0).to(torch.float64)
@@ -72,10 +71,10 @@ def scale_blocks(amax: Tensor, operand: Operand, scale: Tensor | None) -> tuple[
     has scale NaN, one of zeros the least. block16: e4m3, relative to `scale`, the tensor's.
     """
     if scale is None:
-        codes = encode_e8m0(amax / LARGEST[operand.format])
+        codes = encode_e8m0(_divide(amax, LARGEST[operand.format]))
         return codes, invert_e8m0(codes)
     tensor_scale = scale.to(torch.float32)
-    relative = (amax / LARGEST[operand.format]).div_(tensor_scale)
+    relative = _divide(amax, LARGEST[operand.format]).div_(tensor_scale)
     codes = encode(relative.clamp_(min=_LEAST_BLOCK_SCALE), "e4m3")
     return codes, tensor_scale.reciprocal() / decode(codes, "e4m3")
 
@@ -100,6 +99,11 @@ def _is_mixed(orientation: Orientation, signs: Tensor | None) -> bool:
 def _mix(x: Tensor, signs: Tensor | None) -> Tensor:
     assert signs is not None
     return mix(x.to(torch.float32), signs)
+
+
+def _divide(x: Tensor, number: float) -> Tensor:
+    # Where one of both is a Python number, torch may multiply by a reciprocal, which rounds twice.
+    return x / torch.full((), number, dtype=x.dtype, device=x.device)
 
 
 def _floor_to_power_of_two(x: Tensor) -> Tensor:
