@@ -10,7 +10,7 @@ arXiv:2509.25149.
 
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Literal
+from typing import Any, Literal
 
 NumberFormat = Literal["e4m3", "e5m2", "e2m1"]
 """Bits of exponent and of mantissa, beside the sign."""
@@ -99,7 +99,7 @@ class Recipe:
     @property
     def uncalibrated(self) -> "Recipe":
         """What holds before there is a history: every delayed scale is a current one."""
-        current = {
+        current: dict[str, Any] = {
             name: replace(operand, scaling="current")
             for name, operand in self.operands.items()
             if operand.scaling == "delayed"

@@ -17,13 +17,13 @@ from plait.contract.op import Op
 from plait.contract.parameter import Parameter, derive_parameters_ownership
 from plait.contract.plan import Activation, Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.quantization import align_plan, is_block_selected, is_wanted, select_linears
-from plait.contract.setting import HIGH_PRECISION, Setting
+from plait.contract.setting import Setting
 from plait.contract.step import list_collectives
 from plait.sharding import KeyValueHeads, Ownership, QueryHeads
 
 
 def derive_plan(
-    config: ModelConfig, *, sequence_parallel: bool = True, quantization: QuantizationConfig = HIGH_PRECISION
+    config: ModelConfig, *, sequence_parallel: bool = True, quantization: QuantizationConfig | None = None
 ) -> Plan:
     """Roles of the modules of our Llama and GPT models; where linears are quantized in blocks none of them is cut."""
     heads = (config.num_heads, config.num_kv_heads, config.head_width)
@@ -51,7 +51,7 @@ def derive_plan(
         roles["layers.*.attention.dropout"] = HeadLocal(query)
         roles["layers.*.attention_dropout"] = TokenLocal()
         roles["layers.*.mlp_dropout"] = TokenLocal()
-    plan, recipe = Plan(roles, sequence_parallel), quantization.resolved
+    plan, recipe = Plan(roles, sequence_parallel), None if quantization is None else quantization.resolved
     return plan if recipe is None else align_plan(plan, recipe)
 
 
@@ -72,7 +72,7 @@ def derive_ownership(
     tp: int,
     *,
     sequence_parallel: bool = True,
-    quantization: QuantizationConfig = HIGH_PRECISION,
+    quantization: QuantizationConfig | None = None,
 ) -> dict[str, Ownership]:
     """Who owns what of every parameter, by fully qualified name in the order of the module tree.
 
@@ -142,12 +142,18 @@ class ModelContract:
     def is_kept(self, index: int) -> bool:
         """Whether block `index` stays in high precision where others are quantized."""
         quantization = self.setting.quantization
-        return quantization.resolved is not None and not is_block_selected(quantization, index, self.config.num_layers)
+        if quantization is None or quantization.resolved is None:
+            return False
+        return not is_block_selected(quantization, index, self.config.num_layers)
+
+    def find_block(self, index: int) -> tuple[Op, ...]:
+        """The operations of block `index`."""
+        return self.kept_block if self.is_kept(index) else self.block
 
     @property
     def blocks(self) -> tuple[tuple[Op, ...], ...]:
         """The operations of every block in order, all under the name of one."""
-        return tuple(self.kept_block if self.is_kept(index) else self.block for index in range(self.config.num_layers))
+        return tuple(map(self.find_block, range(self.config.num_layers)))
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -214,7 +220,8 @@ def derive_model(
 
 def _select_recipes(setting: Setting, plan: Plan, ownership: Mapping[str, Ownership]) -> dict[str, Recipe]:
     """By module, those of linears that are quantized where their block is not kept."""
-    recipe, modules = setting.recipe, {*(name.rpartition(".")[0] for name in ownership), "head"}
-    if recipe is None:
+    recipe, quantization = setting.recipe, setting.quantization
+    if recipe is None or quantization is None:
         return {}
-    return {module: recipe for module in modules if is_wanted(setting.quantization, module, plan.role_of(module))}
+    modules = {*(name.rpartition(".")[0] for name in ownership), "head"}
+    return {module: recipe for module in modules if is_wanted(quantization, module, plan.role_of(module))}

@@ -12,13 +12,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import lcm
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Operand, Recipe
 from plait.contract.plan import Column, FeatureNorm, InnerColumn, Plan, Role, Row, VocabHead
 from plait.errors import ConfigError
 from plait.sharding import Columns, Ownership
+
+if TYPE_CHECKING:  # a linear is explained without pydantic, whose import takes longer
+    from plait.config.quantization import QuantizationConfig
 
 What = Literal["input", "weight", "gradient"]
 """A tensor of a linear, as a recipe names it."""
@@ -62,7 +64,7 @@ def list_histories(recipes: Mapping[str, Recipe]) -> list[str]:
     ]
 
 
-def select_linears(quantization: QuantizationConfig, roles: Mapping[str, Role], num_blocks: int) -> dict[str, Recipe]:
+def select_linears(quantization: "QuantizationConfig", roles: Mapping[str, Role], num_blocks: int) -> dict[str, Recipe]:
     """By module, what holds for each linear that is quantized: in the blocks that are not kept, and the head if asked.
 
     Raises:
@@ -81,7 +83,7 @@ def select_linears(quantization: QuantizationConfig, roles: Mapping[str, Role], 
     return selected
 
 
-def is_block_selected(quantization: QuantizationConfig, index: int, num_blocks: int) -> bool:
+def is_block_selected(quantization: "QuantizationConfig", index: int, num_blocks: int) -> bool:
     """Whether block `index` is not one of those that are kept."""
     return quantization.keep_first <= index < num_blocks - quantization.keep_last
 
@@ -118,7 +120,7 @@ def find_block(name: str) -> int | None:
     return None if found is None else int(found.group())
 
 
-def is_wanted(quantization: QuantizationConfig, name: str, role: Role | None) -> bool:
+def is_wanted(quantization: "QuantizationConfig", name: str, role: Role | None) -> bool:
     """Whether a module is a linear that is quantized where its block is not kept."""
     if isinstance(role, VocabHead):
         return quantization.head
@@ -126,7 +128,7 @@ def is_wanted(quantization: QuantizationConfig, name: str, role: Role | None) ->
     return is_linear and (quantization.layers == "all" or ".mlp." in name)
 
 
-def _is_selected(quantization: QuantizationConfig, name: str, role: Role, num_blocks: int) -> bool:
+def _is_selected(quantization: "QuantizationConfig", name: str, role: Role, num_blocks: int) -> bool:
     index = find_block(name)
     return is_wanted(quantization, name, role) and (index is None or is_block_selected(quantization, index, num_blocks))
 

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Recipe
 from plait.contract.plan import derive_activation_placement
 from plait.dtype import DType
 from plait.sharding import Layout, Placement, Shard, Split, build_split, build_token_split
 
-HIGH_PRECISION = QuantizationConfig()
-"""Nothing is quantized."""
+if TYPE_CHECKING:  # a linear is explained without pydantic, whose import takes longer
+    from plait.config.quantization import QuantizationConfig
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Setting:
     sequence_parallel: bool = True
     dtype: DType = "bfloat16"
     reduce_dtype: DType | None = None
-    quantization: QuantizationConfig = HIGH_PRECISION
+    quantization: "QuantizationConfig | None" = None
     is_calibrated: bool = True
 
     @property
@@ -59,7 +59,7 @@ class Setting:
     @property
     def recipe(self) -> Recipe | None:
         """How linears are quantized that are: as long as nothing is known of earlier steps, by current scales."""
-        recipe = self.quantization.resolved
+        recipe = None if self.quantization is None else self.quantization.resolved
         return recipe if recipe is None or self.is_calibrated else recipe.uncalibrated
 
     @cached_property
