@@ -23,11 +23,11 @@ def mix(x: Tensor, signs: Tensor) -> Tensor:
             f"{rows} tokens are no whole {HADAMARD}s, which a Hadamard matrix mixes",
             hint=f"make batch times sequence a multiple of {HADAMARD}, or set quantization.hadamard = false",
         )
-    mixed = x.view(-1, HADAMARD, width) * signs.to(x.dtype).view(HADAMARD, 1)
+    mixed = x.view(rows // HADAMARD, HADAMARD, width) * signs.to(x.dtype).view(HADAMARD, 1)
     other = torch.empty_like(mixed)
     half = 1
     while half < HADAMARD:
-        shape = (-1, 2, half, width)
+        shape = (rows // (2 * half), 2, half, width)
         pairs, sums = mixed.view(shape), other.view(shape)
         torch.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
         torch.sub(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
