@@ -17,12 +17,15 @@ WORD_BYTES = 8
 LINE_WORDS = 8
 """A flag has a cache line of its own, so that writing it disturbs nobody who waits for another."""
 
-_FEW_SPINS, _MANY_SPINS = 200, 2000
-"""Looks before falling asleep, about 10 and 100 us. Waking up takes so long that the other rank, if it looks only a few
+_FEW_SPINS, _MANY_SPINS = 200, 20_000
+"""Looks before falling asleep, about 10 us and 1 ms. Waking up takes so long that the other rank, if it looks only a few
 times, falls asleep itself, and so on for ever; if it is busy for long, many looks only take time from it."""
 
-_SHORT_S = 300e-6
-"""A sleep that is so short was not worth it."""
+_SHORT_S = 1e-3
+"""A sleep that is so short was not worth it: the next time there are more looks. After a longer one there are fewer, but
+not few at once, as one rank that is late once is no sign that cores are shared."""
+
+_GROWTH, _DECAY = 4, 2
 
 
 class Flags:
@@ -90,7 +93,10 @@ class Flags:
             self._sleep(word, value)
             waited_s = time.monotonic() - start
             self._check(word, value, rank, waited_s)
-        self._spins = min(2 * self._spins, self._most_spins) if waited_s < _SHORT_S else _FEW_SPINS
+        if waited_s < _SHORT_S:
+            self._spins = min(_GROWTH * self._spins, self._most_spins)
+        else:
+            self._spins = max(self._spins // _DECAY, _FEW_SPINS)
 
     def _sleep(self, word: int, value: int) -> None:
         self.bytes[self.rank] = 1
