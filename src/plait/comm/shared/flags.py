@@ -18,12 +18,12 @@ LINE_WORDS = 8
 """A flag has a cache line of its own, so that writing it disturbs nobody who waits for another."""
 
 _FEW_SPINS, _MANY_SPINS = 200, 20_000
-"""Looks before falling asleep, about 10 us and 1 ms. Waking up takes so long that the other rank, if it looks only a few
-times, falls asleep itself, and so on for ever; if it is busy for long, many looks only take time from it."""
+"""Looks before falling asleep, about 10 us and 1 ms. Waking up takes so long that the other rank, if it looks only a
+few times, falls asleep itself, and so on for ever; if it is busy for long, many looks only take time from it."""
 
 _SHORT_S = 1e-3
-"""A sleep that is so short was not worth it: the next time there are more looks. After a longer one there are fewer, but
-not few at once, as one rank that is late once is no sign that cores are shared."""
+"""A sleep that is so short was not worth it: the next time there are more looks. After a longer one there are fewer,
+but not few at once, as one rank that is late once is no sign that cores are shared."""
 
 _GROWTH, _DECAY = 4, 2
 
