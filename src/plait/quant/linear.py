@@ -3,8 +3,9 @@
 A sharded linear under the same recipe has to give the same numbers, and is compared with this one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from plait.config.recipe import Recipe
 from plait.contract.quantization import list_orientations
 from plait.errors import ShardingError
 from plait.quant.matmul import find_accumulator, multiply, prepare
+from plait.quant.native import find_capability
 from plait.quant.scheme import AmaxHistory, RoundingNoise, Scheme
+from plait.quant.select import Gemm, KernelChoice, select_kernels
 
 
 class QuantizedLinear(nn.Module):
@@ -91,7 +94,9 @@ class QuantizedLinearFunction(torch.autograd.Function):
         x_rows = scheme.quantize("input", x, ("rows",), x_scales[:1])
         w_rows = scheme.quantize("weight", weight, ("rows",), w_scales)
         y = x.new_empty(x.shape[0], weight.shape[0])
-        multiply(prepare(x_rows, "rows", dtype), prepare(w_rows, "rows", dtype).T, bias, out=y)
+        kernel = find_kernels(scheme.recipe, x.device, x.dtype)["forward"].kernel
+        factor = prepare(w_rows, "rows", dtype, kernel=kernel).T
+        multiply(prepare(x_rows, "rows", dtype, kernel=kernel), factor, bias, out=y)
 
         is_read_both_ways = len(read) > 1
         kept = scheme.quantize("input", x, read[1:], x_scales[1:]) if is_read_both_ways else x_rows
@@ -110,18 +115,27 @@ class QuantizedLinearFunction(torch.autograd.Function):
         if not read:
             return (None,) * 5
         grad = scheme.quantize("gradient", grad_y, read, scheme.find_scales("gradient", grad_y, read, notes=True))
+        kernels = find_kernels(scheme.recipe, grad_y.device, grad_y.dtype)
         grad_x = grad_weight = None
         if needs_x:
-            grad_x = grad_y.new_empty(grad_y.shape[0], weight.shape[1])
+            grad_x, kernel = grad_y.new_empty(grad_y.shape[0], weight.shape[1]), kernels["dgrad"].kernel
             w_columns = scheme.quantize("weight", weight, ("columns",), ctx.w_scales)
-            multiply(prepare(grad, "rows", dtype), prepare(w_columns, "columns", dtype), None, out=grad_x)
+            factor = prepare(w_columns, "columns", dtype, kernel=kernel)
+            multiply(prepare(grad, "rows", dtype, kernel=kernel), factor, None, out=grad_x)
         if needs_weight:
-            grad_weight = torch.empty_like(weight)
+            grad_weight, kernel = torch.empty_like(weight), kernels["wgrad"].kernel
             kept = ctx.kept.with_payload(payload)
-            factor = prepare(grad, read[-1], dtype).T
-            multiply(factor, prepare(kept, kept.orientations[-1], dtype), None, out=grad_weight)
+            factor = prepare(kept, kept.orientations[0], dtype, kernel=kernel)
+            multiply(prepare(grad, read[-1], dtype, kernel=kernel).T, factor, None, out=grad_weight)
         grad_bias = grad.dequantize("rows", dtype).sum(0).to(grad_y.dtype) if needs_bias else None
         return grad_x, grad_weight, grad_bias, None, None
+
+
+@lru_cache
+def find_kernels(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> Mapping[Gemm, KernelChoice]:
+    """What multiplies `dtype` tensors on `device` under `recipe`, and why."""
+    capability, in_float64 = find_capability(device), find_accumulator(dtype) == torch.float64
+    return select_kernels(recipe, device_type=device.type, capability=capability, sums_in_float64=in_float64)
 
 
 def check_features(shape: Sequence[int], recipe: Recipe, name: str) -> None:
