@@ -201,9 +201,80 @@ class TestModel:
         assert set(record["modes"][0]["ranks"][0]) == {"rank", "block", "block_totals"}
         assert record["modes"][0]["ranks"][0]["block"][0]["name"] == "layers.1.attention_norm"
 
+    def test_a_recipe_is_explained_by_what_it_reads_sums_and_keeps(self, explain: Explain) -> None:
+        out = explain("llama3-8b", "--tp", "8", "--quantization", "fp8_currentscaling")
+        assert out.splitlines()[0].endswith("bfloat16, fp8_currentscaling")
+        assert "precision: fp8_currentscaling, linears of blocks 1 to 30" in out
+        formats = ["e4m3, e4m3", "e5m2, e4m3", "e5m2, e4m3", "float32", "bfloat16", "float32"]
+        assert find_rows(out, "w_gate|w_up") == [["w_gate|w_up", *formats]]
+        assert find_rows(out, "head")[2] == ["head", *["bfloat16, bfloat16"] * 3, "float32", "bfloat16", "float32"]
+        titles = [line for line in out.splitlines() if line.startswith("layers.")]
+        assert titles == ["layers.1 to 30: fp8_currentscaling", "layers.0, 31: bfloat16"] * 2
+
+    def test_what_a_recipe_sends_is_told_beside_what_it_saves(self, explain: Explain) -> None:
+        """A gather of [8192, 4096]: a byte for two in MXFP8, and one for 32 of them."""
+        out = explain("llama3-8b", "--tp", "8", "--quantization=mxfp8")
+        gather, again = find_rows(out, "all_gather x")[:2]
+        assert gather == ["all_gather x", "forward", "wq|wk|wv", "e4m3", "33.6 MB", "67.1 MB", "32.5 MB"]
+        assert again[1] == "backward"
+        assert find_rows(out, "e8m0 scales")[0] == ["e8m0 scales", "1.05 MB", "-", "-"]
+        assert find_rows(out, "all_gather dy")[0][3:] == ["2 x e4m3", "67.1 MB", "67.1 MB", "-2.10 MB"]
+        assert find_rows(out, "reduce_scatter y")[0][3:] == ["bfloat16", "67.1 MB", "67.1 MB", "-"]
+        assert find_rows(out, "largest magnitudes") == [["largest magnitudes", "-", "-"]]
+        (*_, saved) = find_rows(out, "sent")[-1]
+        assert 15 < float(saved.removesuffix("%")) < 20
+
+    def test_magnitudes_and_histories_have_their_lines(self, explain: Explain) -> None:
+        out = explain("llama3-8b", "--tp=8", "--quantization=nvfp4")
+        assert find_rows(out, "all_reduce amax")[0] == [
+            "all_reduce amax",
+            "forward",
+            "wq|wk|wv",
+            "float32",
+            "20 B",
+            "-",
+            "-",
+        ]
+        assert "wgrad: input and gradient mixed in sixteens of tokens by a random Hadamard matrix" in out
+        delayed = explain("llama3-8b", "--tp=8", "--quantization=fp8_delayedscaling")
+        assert not find_rows(delayed, "all_reduce amax")
+        assert "magnitudes for delayed scales: all_reduce max [630] float32 over tp, once a step" in delayed
+
+    def test_a_block_that_is_kept_is_explained_as_it_is(self, explain: Explain) -> None:
+        arguments = ("llama3-8b", "--tp=8", "--quantization=mxfp8")
+        assert "precision:" not in explain(*arguments, "--block=0")
+        assert find_rows(explain(*arguments, "--block=0"), "wq")[0][-1] == "2 x 67.1 MB"
+        assert find_rows(explain(*arguments, "--block=1"), "wq")[0][-1] == "2 x 34.6 MB"
+
+    @pytest.mark.parametrize("recipe", ["fp8_delayedscaling", "mxfp8", "nvfp4"])
+    def test_json_says_all_that_is_said_of_a_recipe(self, explain: Explain, recipe: str) -> None:
+        arguments = ("llama3-8b", "--tp=2", f"--quantization={recipe}", "train.gradient_accumulation=2")
+        record = json.loads(explain(*arguments, "--json"))
+        assert record["quantization"]["name"] == recipe
+        assert record["quantization"]["kept_blocks"] == [0, 31]
+        assert (record["dtype"], record["master_dtype"]) == ("bfloat16", "float32")
+        for rank in (rank for mode in record["modes"] for rank in mode["ranks"]):
+            quantized = sum(op["totals"]["saved_bytes"] for op in rank["block"])
+            kept = sum(op["totals"]["saved_bytes"] for op in rank["kept_block"])
+            ends = sum(op["totals"]["saved_bytes"] for op in (*rank["entry"], *rank["exit"], rank["loss"]))
+            assert rank["step"]["saved_bytes"] == 30 * quantized + 2 * kept + ends
+            steps = [step for op in rank["block"] for step in (*op["forward"], *op["backward"])]
+            for step in steps:
+                assert ("wire" in step) == (step.get("dtype") == "uint8")
+                if "wire" in step:
+                    assert step["wire"]["number_bytes"] + step["wire"]["scale_bytes"] == step["payload_bytes"]
+            (dgrad,) = (step for step in steps if step.get("what") == "dgrad" and step["name"].endswith("w_down"))
+            formats = [record["quantization"][name]["format"] for name in ("gradient", "weight")]
+            assert [factor["format"] for factor in dgrad["reads"]] == formats
+            assert (dgrad["summed_in"], dgrad["result"]) == ("float32", "bfloat16")
+            sent = sum(rank["step"]["sent_bytes"].values())
+            assert sent == pytest.approx(rank["step"]["collectives"]["sent_bytes"])
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
+            (["llama3-8b", "--quantization", "mxfp9"], "Invalid value for '--quantization'"),
+            (["llama-tiny", "--quantization", "mxfp8"], "quantizes nothing: of 2 blocks"),
             (["llama3-9b", "--tp", "2"], 'neither a file nor a preset\n\nhint: did you mean "llama3-8b"'),
             (["llama3-8b", "--tp", "64"], "32 query heads in 8 KV groups of 4 cannot be cut over 64 ranks"),
             (["llama3-8b", "--tp", "0"], "parallel.tp = 0"),

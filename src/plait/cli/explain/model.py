@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -9,11 +10,15 @@ import click
 from plait.cli.arguments import json_option, overrides_argument, source_argument
 from plait.cli.explain import tables
 from plait.cli.explain.ops import build_op_table
+from plait.cli.explain.precision import build_sent_table, describe_precision, list_sent_notes
 from plait.cli.explain.show import Heading, Part, print_all
 from plait.config.load import load_run_config
+from plait.config.recipe import NAMES
 from plait.config.run import RunConfig
 from plait.contract.model import ModelContract
+from plait.contract.report.precision import MASTER
 from plait.contract.report.record import build_count_record, build_op_record, build_tally_record
+from plait.contract.report.sent import build_sent
 from plait.contract.report.tally import build_tally
 from plait.contract.report.training import build_step_tally
 from plait.contract.training import derive_run_model
@@ -25,15 +30,23 @@ from plait.errors import ConfigError
 @overrides_argument
 @click.option("--tp", type=int, help="Tensor-parallel degree [default: parallel.tp of the run]")
 @click.option("--block", type=int, help="Explain this block alone")
+@click.option("--quantization", type=click.Choice(NAMES), help="Precision recipe [default: that of the run]")
 @json_option
-def command(source: str, overrides: Sequence[str], tp: int | None, block: int | None, as_json: bool) -> None:
+def command(
+    source: str, overrides: Sequence[str], tp: int | None, block: int | None, quantization: str | None, as_json: bool
+) -> None:
     """Explain a model: what one rank holds, computes and sends.
 
     For each operation of a block and of the model's ends: layouts in and out, the weight of a rank, the collectives
     forward and backward with their bytes; then who owns which indices, FLOPs, arithmetic intensity, tile sizes, and
     totals with and without sequence parallelism. Overrides set the batch: train.micro_batch_size=4 train.seq_len=2048.
+
+    Under a precision recipe also: in which number format each GEMM reads, sums and writes and each collective carries,
+    what scales weigh, and what is saved.
     """
-    run = load_run_config(source, [*overrides, *([] if tp is None else [f"parallel.tp={tp}"])])
+    options = {"parallel.tp": tp, "quantization.recipe": quantization}
+    given = [f"{key}={value}" for key, value in options.items() if value is not None]
+    run = load_run_config(source, [*overrides, *given])
     if block is not None and not 0 <= block < run.model.num_layers:
         raise ConfigError(
             f"--block {block} is not a block of {source}", hint=f"blocks are 0 to {run.model.num_layers - 1}"
@@ -74,23 +87,33 @@ def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block
     where = f"rank {setting.rank} of {setting.tp}, {setting.batch} x {setting.seq_len} tokens, {setting.dtype}"
     if setting.sum_dtype != setting.dtype:
         where += f", sums in {setting.sum_dtype}"
+    if setting.recipe is not None:
+        where += f", {setting.recipe.name}"
     part = name if block is None else f"{name}, block {block}"
     for mode, contract in modes if block is None else modes[:1]:
         yield Heading(f"{part}: {tables.name_mode(mode)}, {where}\n")
         yield build_op_table(contract, block)
         yield ""
-    contract = modes[0][1]
+    run, contract = modes[0]
+    ops = (*contract.block, *contract.exit) if block is None else contract.find_block(block)
     yield tables.build_dims_table(contract, block)
     yield ""
+    if any(op.recipe for op in ops):
+        yield from describe_precision(run, contract, ops)
+        yield ""
     if block is None:
         yield tables.build_gemm_table(contract)
-        yield from tables.list_notes((*contract.block, *contract.exit))
+        yield from tables.list_notes(ops)
         yield ""
         yield tables.build_step_table([(mode, build_step_tally(mode, each)) for mode, each in modes])
-        yield from tables.list_step_notes(modes[0][0])
+        yield from tables.list_step_notes(run)
+        if setting.recipe is not None:
+            yield ""
+            yield build_sent_table(run, contract)
+            yield from list_sent_notes(run)
     else:
-        yield tables.build_block_table([(mode, build_tally(each.block)) for mode, each in modes])
-        yield from tables.list_notes(contract.block)
+        yield tables.build_block_table([(mode, build_tally(each.find_block(block))) for mode, each in modes])
+        yield from tables.list_notes(ops)
 
 
 def _build_record(name: str, modes: Sequence[RunConfig], block: int | None) -> dict[str, Any]:
@@ -105,6 +128,8 @@ def _build_record(name: str, modes: Sequence[RunConfig], block: int | None) -> d
         "gradient_accumulation": run.train.gradient_accumulation,
         "dtype": run.precision.compute,
         "reduce_dtype": run.precision.reduce_dtype,
+        "master_dtype": MASTER,
+        "quantization": _build_recipe_record(run),
         "num_layers": run.model.num_layers,
         "block": block,
         "modes": [
@@ -117,17 +142,29 @@ def _build_record(name: str, modes: Sequence[RunConfig], block: int | None) -> d
     }
 
 
+def _build_recipe_record(run: RunConfig) -> dict[str, Any] | None:
+    """The recipe in full, and which blocks it does not hold for."""
+    recipe, contract = run.quantization.resolved, _derive(run, 0, None)
+    if recipe is None:
+        return None
+    kept = [index for index in range(run.model.num_layers) if contract.is_kept(index)]
+    return asdict(recipe) | {"layers": run.quantization.layers, "head": run.quantization.head, "kept_blocks": kept}
+
+
 def _build_rank_record(run: RunConfig, rank: int, block: int | None) -> dict[str, Any]:
     contract = _derive(run, rank, block)
     setting = contract.setting
+    ops = contract.block if block is None else contract.find_block(block)
     record = {
         "rank": rank,
-        "block": [build_op_record(op, setting) for op in contract.block],
-        "block_totals": build_tally_record(build_tally(contract.block)),
+        "block": [build_op_record(op, setting) for op in ops],
+        "block_totals": build_tally_record(build_tally(ops)),
     }
     if block is not None:
         return record
     step = build_step_tally(run, contract)
+    if setting.recipe is not None:
+        record["kept_block"] = [build_op_record(op, setting) for op in contract.kept_block]
     return record | {
         "entry": [build_op_record(op, setting) for op in contract.entry],
         "exit": [build_op_record(op, setting) for op in contract.exit],
@@ -139,5 +176,6 @@ def _build_rank_record(run: RunConfig, rank: int, block: int | None) -> dict[str
             "collectives": build_count_record(step.collectives),
             "saved_bytes_per_block": step.block.saved_bytes,
             "saved_bytes": step.micro_batch.saved_bytes,
+            "sent_bytes": asdict(build_sent(run, contract)),
         },
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 
 from plait.cli.explain.show import NOTHING, Table, format_payloads, format_shape
 from plait.contract.model import ModelContract
@@ -37,12 +37,33 @@ def build_op_table(contract: ModelContract, block: int | None) -> Table:
 def _list_rows(contract: ModelContract, block: int | None) -> Iterator[_Row]:
     rank = contract.setting.rank
     if block is not None:
-        yield from (row for op in contract.block for row in _split_op(op, rank, ""))
+        yield from (row for op in contract.find_block(block) for row in _split_op(op, rank, ""))
         return
     yield from (row for op in contract.entry for row in _split_op(op, rank, ""))
-    yield _Row(f"layers.0 to {contract.config.num_layers - 1}")
-    yield from (row for op in contract.block for row in _split_op(op, rank, "  "))
+    for title, ops in _list_kinds(contract):
+        yield _Row(title)
+        yield from (row for op in ops for row in _split_op(op, rank, "  "))
     yield from (row for op in (*contract.exit, contract.loss) for row in _split_op(op, rank, ""))
+
+
+def _list_kinds(contract: ModelContract) -> Iterator[tuple[str, Sequence[Op]]]:
+    """Blocks that promise the same, those that are quantized first."""
+    last, setting = contract.config.num_layers - 1, contract.setting
+    kept = [index for index in range(last + 1) if contract.is_kept(index)]
+    if setting.recipe is None:
+        yield f"layers.0 to {last}", contract.block
+        return
+    quantized = [index for index in range(last + 1) if index not in kept]
+    if quantized:
+        yield f"layers.{_format_indices(quantized)}: {setting.recipe.name}", contract.block
+    if kept:
+        yield f"layers.{_format_indices(kept)}: {setting.dtype}", contract.kept_block
+
+
+def _format_indices(indices: Sequence[int]) -> str:
+    """`0, 30 to 31`: runs of them."""
+    runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def _split_op(op: Op, rank: int, indent: str) -> Iterator[_Row]:

@@ -6,6 +6,7 @@ from plait.cli.explain.show import NOTHING, Table, format_owners
 from plait.config.run import RunConfig
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
+from plait.contract.report.precision import derive_intensity
 from plait.contract.report.tally import Tally
 from plait.contract.report.tile import list_tile_problems, summarize_tile_problems
 from plait.contract.report.training import StepTally
@@ -34,7 +35,7 @@ def name_mode(run: RunConfig) -> str:
 
 def build_dims_table(contract: ModelContract, block: int | None) -> Table:
     """The letters, and which indices of each dim the ranks own."""
-    ops = contract.block if block is not None else (*contract.entry, *contract.block, *contract.exit)
+    ops = contract.find_block(block) if block is not None else (*contract.entry, *contract.block, *contract.exit)
     layouts = [tensor.layout for op in ops for tensor in op.inputs]
     layouts += [parameter.layout for op in ops for parameter in op.parameters]
     sizes = {letter: size for layout in layouts for letter, size in zip(layout.dims, layout.shape, strict=True)}
@@ -58,7 +59,7 @@ def build_gemm_table(contract: ModelContract) -> Table:
                 f"{f'{gemm.count} x ' if gemm.count > 1 else ''}[{gemm.m}, {gemm.k}] @ [{gemm.k}, {gemm.n}]",
                 format_flops(gemm.flops),
                 format_flops(sum(each.flops for each in backward)),
-                f"{gemm.intensity(contract.setting.dtype):.4g}",
+                f"{derive_intensity(op, gemm, contract.setting.dtype):.4g}",
                 _judge_tiles((gemm, *backward)) if op.parameters else NOTHING,
             )
     return table

@@ -1,10 +1,18 @@
 """Contracts as plain dicts, for programs that read `--json`."""
 
+from dataclasses import asdict
 from typing import Any
 
 from plait.contract.collective import Collective
 from plait.contract.op import Op
 from plait.contract.parameter import Parameter
+from plait.contract.report.precision import (
+    count_moved_bytes,
+    derive_accumulator,
+    derive_intensity,
+    derive_wire,
+    list_factors,
+)
 from plait.contract.report.tally import CollectiveTally, Tally, build_tally
 from plait.contract.report.tile import derive_tile_fill, list_tile_problems
 from plait.contract.setting import Setting, Tensor
@@ -21,8 +29,8 @@ def build_op_record(op: Op, setting: Setting) -> Record:
         "inputs": [_build_tensor_record(tensor, setting) for tensor in op.inputs],
         "outputs": [_build_tensor_record(tensor, setting) for tensor in op.outputs],
         "parameters": [_build_parameter_record(parameter, setting) for parameter in op.parameters],
-        "forward": [_build_step_record(step, setting) for step in op.forward],
-        "backward": [_build_step_record(step, setting) for step in op.backward],
+        "forward": [_build_step_record(step, op, setting) for step in op.forward],
+        "backward": [_build_step_record(step, op, setting) for step in op.backward],
         "saved": [
             {"name": saved.name, "shape": saved.shape, "dtype": saved.dtype, "bytes": saved.num_bytes}
             for saved in op.saved
@@ -88,10 +96,12 @@ def _build_parameter_record(parameter: Parameter, setting: Setting) -> Record:
     }
 
 
-def _build_step_record(step: Step, setting: Setting) -> Record:
+def _build_step_record(step: Step, op: Op, setting: Setting) -> Record:
     match step:
         case Move(tensor, dims, collective):
-            return {"step": "collective", "tensor": tensor, "dims": dims, **build_collective_record(collective)}
+            record = {"step": "collective", "tensor": tensor, "dims": dims, **build_collective_record(collective)}
+            wire = derive_wire(op, step, setting.dtype)
+            return record if wire is None else record | {"wire": asdict(wire)}
         case Gemm():
             return {
                 "step": "gemm",
@@ -102,8 +112,15 @@ def _build_step_record(step: Step, setting: Setting) -> Record:
                 "n": step.n,
                 "count": step.count,
                 "flops": step.flops,
-                "bytes": step.moved_bytes(setting.dtype),
-                "flops_per_byte": step.intensity(setting.dtype),
+                "bytes": count_moved_bytes(op, step, setting.dtype),
+                "flops_per_byte": derive_intensity(op, step, setting.dtype),
+                **_build_format_record(op, step, setting),
                 "tile_fill": derive_tile_fill(step),
                 "tile_problems": [problem._asdict() for problem in list_tile_problems(step)],
             }
+
+
+def _build_format_record(op: Op, gemm: Gemm, setting: Setting) -> Record:
+    """In which formats a GEMM of a linear reads, sums and writes; any other reads what is computed."""
+    factors = [asdict(factor) for factor in list_factors(op, gemm.what, setting.dtype)] if op.parameters else None
+    return {"reads": factors, "summed_in": derive_accumulator(setting.dtype), "result": setting.dtype}

@@ -1,0 +1,54 @@
+"""What a rank sends in an optimizer step of a run, told apart by what it is for."""
+
+from dataclasses import dataclass
+
+from plait.config.run import RunConfig
+from plait.contract.collective import Collective
+from plait.contract.linear import AMAX
+from plait.contract.model import ModelContract
+from plait.contract.op import Op
+from plait.contract.report.precision import derive_wire
+from plait.contract.setting import Setting
+from plait.contract.step import Move
+from plait.contract.training import derive_closing_collectives, derive_history_collectives
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a rank has to send at least in a step, by what it is: bytes."""
+
+    numbers: float
+    scales: float
+    magnitudes: float
+    others: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.numbers + self.scales + self.magnitudes + self.others
+
+
+def build_sent(run: RunConfig, contract: ModelContract) -> Sent:
+    """What a rank sends in a step of `run`, added up."""
+    parts = {"numbers": 0.0, "scales": 0.0, "magnitudes": 0.0, "others": 0.0}
+    for op in contract.ops:
+        for step in (*op.forward, *op.backward):
+            if isinstance(step, Move):
+                for name, sent in _share_out(op, step, contract.setting).items():
+                    parts[name] += sent * run.train.gradient_accumulation
+    histories = _sum_sent(derive_history_collectives(run))
+    parts["magnitudes"] += histories
+    parts["others"] += _sum_sent(derive_closing_collectives(run, contract)) - histories
+    return Sent(**parts)
+
+
+def _share_out(op: Op, move: Move, setting: Setting) -> dict[str, float]:
+    sent, wire = move.collective.wire_bytes_per_rank, derive_wire(op, move, setting.dtype)
+    if wire is not None:
+        share = wire.scale_bytes / (wire.number_bytes + wire.scale_bytes)
+        return {"numbers": sent * (1 - share), "scales": sent * share}
+    return {"magnitudes" if move.tensor == AMAX else "others": sent}
+
+
+def _sum_sent(collectives: tuple[Collective, ...]) -> float:
+    return sum(collective.wire_bytes_per_rank for collective in collectives)
