@@ -9,13 +9,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
+from plait.config.quantization import QuantizationConfig
 from plait.contract.plan import HeadLocal, Plan, Role
+from plait.contract.quantization import align_plan
 from plait.errors import ConfigError
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.receipt import Receipt
 from plait.parallel import match
 from plait.parallel.build import Build
 from plait.parallel.dropout import AttentionDropout, Dropout
+from plait.parallel.precision.model import ATTRIBUTE, ModelPrecision, Quantization, build_precision, build_twins
 from plait.sharding import Ownership
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -33,6 +36,8 @@ class Record:
     ownership: dict[str, Ownership]
     matmul: CollectiveMatmul | None
     """What runs its collective GEMMs, and keeps the receipt; None on one rank."""
+    precision: ModelPrecision | None = None
+    """Which linears are quantized, and how; None where none is."""
 
 
 def parallelize(
@@ -41,7 +46,9 @@ def parallelize(
     plan: Plan,
     *,
     overlap: OverlapConfig | Policy = "disabled",
+    quantization: Quantization = "none",
     build: Callable[..., Build] = Build,
+    is_kept: Callable[[str], bool] = lambda _: False,
 ) -> ModelT:
     """Replace the modules named in `plan` by their parallel twins, in place, and return the model.
 
@@ -53,27 +60,41 @@ def parallelize(
     `overlap` says how collectives are plaited into the GEMMs: `disabled`, `mlp_only`, `full`, `auto` or a config that
     says more; `receipt_of(model)` then tells what runs.
 
+    `quantization` names a precision recipe, or is a config that says more: input, weight and gradient of linears in the
+    blocks are then quantized before they are multiplied, and before what is gathered travels. On one rank such a linear
+    becomes a `QuantizedLinear`, which says what the recipe means. Linears for which `is_kept` says so stay as they are.
+    The tokens of every model on this mesh are then cut in units that share a scale.
+
     A DeviceMesh has an axis `tp`, and may have `dp`; `mesh_of(model)` is then the mesh that losses want. `build` makes
     the twins.
 
     Raises:
         ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a
             degree that cannot be realised, a parameter without a role (its gradient would have no defined state) or a
-            dropout without one (its mask would have none).
+            dropout without one (its mask would have none). Or with the recipe: nothing that it is for, blocks that are
+            torn, a device that emulates it under `strict`.
     """
     if record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
+    quantization = QuantizationConfig.model_validate(quantization)
+    if quantization.resolved is not None:
+        plan = align_plan(plan, quantization.resolved)
     roles = match.match_roles(model, plan)
     ownership = match.derive_ownership(model, roles, mesh.tp.degree, plan)
-    roles = match.drop_aliases(model, roles)
+    roles, names = match.drop_aliases(model, roles), match.canonical_names(model)
+    weights = {name: ownership[names[f"{name}.weight"]] for name in roles if f"{name}.weight" in names}
+    precision = build_precision(quantization, model, mesh, roles, weights, is_kept)
     _swap(model, _build_dropouts(model, roles))
     matmul = CollectiveMatmul(mesh, OverlapConfig.model_validate(overlap)) if mesh.tp.degree > 1 else None
     if matmul is not None:
-        twins = build(model, mesh, plan, ownership, match.canonical_names(model), matmul)
+        twins = build(model, mesh, plan, ownership, names, matmul, precision)
         _swap(model, {model.get_submodule(name): twins.twin(name, role) for name, role in roles.items()})
         twins.build_gather_groups(roles)
-    setattr(model, _RECORD, Record(mesh, plan, ownership, matmul))
+    elif precision is not None:
+        _swap(model, build_twins(precision, model))
+    setattr(model, _RECORD, Record(mesh, plan, ownership, matmul, precision))
+    setattr(model, ATTRIBUTE, precision)
     return model
 
 
@@ -106,7 +127,7 @@ def adopt(outer: nn.Module, inner: nn.Module) -> str:
         regions=tuple(f"{path}.{pattern}" for pattern in record.plan.regions),
     )
     ownership = {f"{path}.{name}": replace(own, name=f"{path}.{own.name}") for name, own in record.ownership.items()}
-    setattr(outer, _RECORD, Record(record.mesh, plan, ownership, record.matmul))
+    setattr(outer, _RECORD, Record(record.mesh, plan, ownership, record.matmul, record.precision))
     return path
 
 

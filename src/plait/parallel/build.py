@@ -32,13 +32,15 @@ from plait.parallel.dropout import Dropout
 from plait.parallel.embedding import VocabParallelEmbedding
 from plait.parallel.gather_group import GatherGroup
 from plait.parallel.linear import ColumnParallelLinear, InnerColumnLinear, RowParallelLinear
+from plait.parallel.precision.model import ModelPrecision
 from plait.parallel.region.activation import PointwiseActivation
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup
 from plait.parallel.region.feature_norm import FeatureParallelNorm
+from plait.parallel.region.quantizer import PLAIN, Quantizer
 from plait.parallel.shard import shard_tensor
 from plait.parallel.token_local import RegionModule, TokenLocalEmbedding, TokenLocalModule
-from plait.sharding import Columns, Ownership
+from plait.sharding import Columns, Ownership, Placement
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Build:
 
     Attributes:
         names: the one name under which a parameter is owned, by each name it has: a tied parameter has two.
+        precision: which linears are quantized, if any.
         own: this rank's part of each parameter, made once, so that what was tied stays tied.
     """
 
@@ -56,6 +59,7 @@ class Build:
     ownership: dict[str, Ownership]
     names: dict[str, str]
     matmul: CollectiveMatmul
+    precision: ModelPrecision | None = None
     own: dict[str, nn.Parameter] = field(default_factory=dict)
 
     def twin(self, name: str, role: Role) -> nn.Module:
@@ -86,7 +90,8 @@ class Build:
         for (parent, group), names in match.list_gather_groups(roles, self.plan).items():
             members = [self.model.get_submodule(name) for name in names]
             site = self._site(f"{parent}.{group}" if parent else group, roles[names[0]], names)
-            entry = Boundary.build_entry(self.mesh, self.plan.activation, site, self.matmul)
+            quantizer = self.build_entry_quantizer(names, site.label, self.plan.activation)
+            entry = Boundary.build_entry(self.mesh, self.plan.activation, site, self.matmul, quantizer)
             shared_over = tuple(self._shared_axis(f"{name}.weight") for name in names)
             activation = self._find_activation(parent, group, roles)
             column_group = ColumnGroup(entry, shared_over, activation)
@@ -113,8 +118,14 @@ class Build:
     def build_column(self, name: str, module: nn.Module, role: Column | VocabHead) -> ColumnParallelLinear:
         """A linear at the beginning of a region."""
         weight, bias = self.find_weight(name, module), self.find_bias(name, module)
-        entry = Boundary.build_entry(self.mesh, self.plan.activation, self._site(name, role, [name]), self.matmul)
+        outside, site = self.plan.activation, self._site(name, role, [name])
+        quantizer = self.build_entry_quantizer([name], name, outside)
+        entry = Boundary.build_entry(self.mesh, outside, site, self.matmul, quantizer)
         return ColumnParallelLinear(weight, bias, entry=entry, shared_over=self._shared_axis(f"{name}.weight"))
+
+    def build_entry_quantizer(self, names: Sequence[str], label: str, outside: Placement) -> Quantizer:
+        """What columns read that have one input, which arrives as `outside`: tensors as they are, or quantized ones."""
+        return PLAIN if self.precision is None else self.precision.build_entry_quantizer(names, label, outside)
 
     def build_embedding(self, name: str, module: nn.Module) -> nn.Module:
         """The embedding of the vocabulary."""
@@ -154,7 +165,10 @@ class Build:
                     self.find_weight(name, module), self.find_bias(name, module), shared_over=shared_over, name=name
                 )
             case Row():
-                exit = Boundary.build_exit(self.mesh, self.plan.activation, self._site(name, role, [name]), self.matmul)
+                outside, site = self.plan.activation, self._site(name, role, [name])
+                precision = self.precision
+                quantizer = PLAIN if precision is None else precision.build_exit_quantizer(name, outside)
+                exit = Boundary.build_exit(self.mesh, outside, site, self.matmul, quantizer)
                 return self.build_row(self.find_weight(name, module), self.find_bias(name, module), exit)
 
     def _token_local(self, name: str, module: nn.Module) -> nn.Module:
@@ -191,7 +205,16 @@ class Build:
         is_in_columns = isinstance(role, Column | Row) and isinstance(role.cut, Columns)
         region: Region = "head" if isinstance(role, VocabHead) else "mlp" if is_in_columns else "attention"
         width = weights[0].shape[0 if isinstance(role, Row) else 1]
-        return Site(label, region, width, features, _name_dtype(dtype), _name_dtype(self.mesh.tp.reduce_dtype or dtype))
+        precision = self.precision
+        return Site(
+            label,
+            region,
+            width,
+            features,
+            _name_dtype(dtype),
+            _name_dtype(self.mesh.tp.reduce_dtype or dtype),
+            None if precision is None or names[0] not in precision.linears else precision.describe(),
+        )
 
     def _shared_axis(self, name: str) -> Axis | None:
         """The axis of the ranks that hold the same part of parameter `name`, where they are several."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from plait.comm.mesh import Mesh
 from plait.errors import ConfigError, ShardingError
+from plait.parallel.precision.model import find_precisions
 from plait.parallel.rng import bernoulli_mask, derive_key
 from plait.parallel.tokens import check_own_tokens
 from plait.sharding import Interval, Split
@@ -154,14 +155,20 @@ class _Mask(torch.autograd.Function):
 
 
 def seed_dropout(model: nn.Module, seed: int) -> None:
-    """Key every dropout of `model` by `seed` and its module path."""
+    """Key everything that `model` draws by `seed` and module path: dropouts, and what gradients are rounded by."""
     for name, module in model.named_modules():
         if isinstance(module, _KeyedDropout):
             module.key = derive_key(seed, "dropout", name)
+    for precision in find_precisions(model):
+        for linear in precision.linears.values():
+            linear.seed(seed)
 
 
 def set_dropout_offset(model: nn.Module, first_token: int) -> None:
-    """Say which token of the whole run the next forward's first token is, so that no two steps share a mask."""
+    """Say which token of the whole run the next forward's first token is, so that no two steps draw the same."""
     for module in model.modules():
         if isinstance(module, _KeyedDropout):
             module.first_token = first_token
+    for precision in find_precisions(model):
+        for linear in precision.linears.values():
+            linear.set_first_token(first_token)

@@ -66,6 +66,15 @@ def normal_(
 
 
 @torch.no_grad()
+def fraction_(tensor: Tensor, key: int, intervals: Sequence[Interval], global_shape: Sequence[int]) -> Tensor:
+    """Fill the part `intervals` of a float32 tensor of `global_shape` with multiples of `2**-24` from 0 to below 1."""
+    for part, index in _iterate_chunks(tensor, intervals, global_shape):
+        word = hash_index_(index, key)
+        part.copy_(((word >> 40) & _low_bits(24)).float().mul_(2.0**-24))
+    return tensor
+
+
+@torch.no_grad()
 def bernoulli_mask(
     key: int,
     intervals: Sequence[Interval],

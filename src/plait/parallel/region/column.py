@@ -41,7 +41,7 @@ class ColumnGroup(Handled):
 
 @dataclass(frozen=True)
 class Operands:
-    """What a pass forward through a group reads: the input, `[T/tp, D]` (or whole), and each member's own parameters."""
+    """What a pass forward through a group reads: the input, `[T/tp, D]` (or whole), and each member's parameters."""
 
     x: Tensor
     num_rows: int

@@ -99,7 +99,7 @@ class ColumnWgrad:
     Where `activation` is given, because no dgrad has run before, it fills the rows of `dy` first.
     """
 
-    x: Matrix
+    x: Matrix | None
     grads: Sequence[Matrix | None]
     grad_weights: Sequence[Tensor | None]
     activation: ActivationGradient | None
@@ -107,7 +107,7 @@ class ColumnWgrad:
     @classmethod
     def build(
         cls,
-        x: Matrix,
+        x: Matrix | None,
         grads: Sequence[Matrix | None],
         weights: Sequence[Tensor],
         needs: Sequence[bool],
@@ -156,7 +156,7 @@ class RowForward:
 class RowDgrad:
     """`dx = dy @ w`."""
 
-    grad_y: Matrix
+    grad_y: Matrix | None
     weight: Factor
     grad_x: Tensor | None
 
@@ -181,8 +181,8 @@ class RowDgrad:
 class RowWgrad:
     """`dw = dy.T @ x`."""
 
-    grad_y: Matrix
-    x: Matrix
+    grad_y: Matrix | None
+    x: Matrix | None
     grad_weight: Tensor | None
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:

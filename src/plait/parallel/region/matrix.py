@@ -9,6 +9,7 @@ from plait.contract.quantization import Orientation
 from plait.overlap.execute import Outcome
 from plait.quant import matmul
 from plait.quant.cast import Quantized
+from plait.quant.select import Kernel
 from plait.sharding import Interval
 
 
@@ -18,19 +19,24 @@ class QuantizedMatrix:
 
     Attributes:
         dtype: in which products are summed.
+        kernel: what multiplies.
     """
 
     quantized: Quantized
     orientation: Orientation
     dtype: torch.dtype
+    kernel: Kernel
 
     def take(self, rows: Interval, full: Tensor | None) -> matmul.Factor:
         """These rows; of `full`, the bytes of all ranks, where they were gathered."""
-        return matmul.prepare(self._find(full).narrow(rows), self.orientation, self.dtype)
+        quantized = self._find(full)
+        if len(rows) < quantized.payload.shape[0]:
+            quantized = quantized.narrow(rows)
+        return matmul.prepare(quantized, self.orientation, self.dtype, kernel=self.kernel)
 
     def prepare(self) -> matmul.Factor:
         """All rows."""
-        return matmul.prepare(self.quantized, self.orientation, self.dtype)
+        return matmul.prepare(self.quantized, self.orientation, self.dtype, kernel=self.kernel)
 
     def dequantize(self, full: Tensor | None = None) -> Tensor:
         """The numbers themselves, `[R, width]`, of all ranks where they were gathered."""
@@ -52,8 +58,9 @@ def payload_of(matrix: Matrix | None) -> Tensor | None:
     return matrix.quantized.payload if isinstance(matrix, QuantizedMatrix) else matrix
 
 
-def take(matrix: Matrix, rows: Interval, full: Tensor | None = None) -> Factor:
-    """These rows, of `full` where that was gathered."""
+def take(matrix: Matrix | None, rows: Interval, full: Tensor | None = None) -> Factor:
+    """These rows, of `full` where that was gathered; of what a GEMM reads that is wanted."""
+    assert matrix is not None, rows
     if isinstance(matrix, Tensor):
         return take_rows(matrix if full is None else full, rows)
     return matrix.take(rows, full)

@@ -67,6 +67,7 @@ def run_backward(
     x, (factor,) = exit.quantizer.read_again(kept.x, kept.memory, [weight], needs)
     reading = exit.quantizer.read_gradients([grad_y.flatten(0, -2)], kept.memory, needs, None)
     (rows,), (columns,) = reading.rows, reading.columns
+    assert rows is not None, exit.name
     dgrad = RowDgrad(rows, factor, grad_y.new_empty(kept.shape[:-1].numel(), kept.shape[-1]) if needs.x else None)
     wgrad = RowWgrad(columns, x, torch.empty_like(weight) if needs_weight else None)
     outcome = exit.run(

@@ -1,0 +1,1 @@
+"""Precision recipes of a model: which linears are quantized, by which scales and random numbers."""
