@@ -12,9 +12,9 @@ from plait.comm.launch import LocalRanks
 from plait.config.load import load_run_config
 from plait.config.run import RunConfig
 from plait.errors import ConfigError
-from plait.verify.report import build_table
 from plait.verify.runtime.memory import check_memory
 from plait.verify.runtime.parity import build_reference, check_parity
+from plait.verify.table import build_table
 
 _DEFAULTS = ("precision.compute=float32", "train.micro_batch_size=2", "train.gradient_accumulation=1", "parallel.dp=1")
 """What a verification runs unless overridden: small, and in a precision in which errors cannot hide."""

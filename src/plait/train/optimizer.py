@@ -13,17 +13,17 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Gradients:
-    """Float32 gradients of all parameters, views of one flat tensor.
+    """Float32 gradients of all parameters, views of one flat tensor; float64 where that is asked for.
 
     autograd adds the gradients of every micro-batch up in it, in float32 also where it computes in bfloat16. One
     collective over the flat tensor reduces all of them.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], dtype: torch.dtype = torch.float32) -> None:
         params = list(parameters.values())
-        self.flat = torch.zeros(sum(p.numel() for p in params), device=params[0].device)
+        self.flat = torch.zeros(sum(p.numel() for p in params), dtype=dtype, device=params[0].device)
         for param, view in zip(params, self.flat.split([p.numel() for p in params]), strict=True):
-            param.grad_dtype = torch.float32
+            param.grad_dtype = dtype
             param.grad = view.view(param.shape)
 
     def zero(self) -> None:
@@ -43,15 +43,16 @@ class Gradients:
 class AdamW:
     """AdamW that updates float32 masters and rounds them into the parameters.
 
-    Where the parameters are float32 they are their own masters. Biases and norm weights, everything of one dim, do
-    not decay.
+    Where the parameters are float32, or float64 in a verification, they are their own masters. Biases and norm weights,
+    everything of one dim, do not decay.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], compute: torch.dtype, config: TrainConfig) -> None:
         self.parameters = dict(parameters)
         self.masters: dict[str, Tensor] = {}
         for name, param in self.parameters.items():
-            self.masters[name] = param if compute == torch.float32 else param.detach().float()
+            is_master = compute in (torch.float32, torch.float64)
+            self.masters[name] = param if is_master else param.detach().float()
             param.data = param.data.to(compute)
         decayed = [master for master in self.masters.values() if master.dim() > 1]
         others = [master for master in self.masters.values() if master.dim() <= 1]

@@ -1,22 +1,18 @@
-"""What `plait verify` found, as data, as a table and as JSON."""
+"""What `plait verify` found, as data and as JSON."""
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, isfinite, isnan
-from typing import Any, Literal
+from statistics import median
+from typing import Any, Literal, TypeVar
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from plait.overlap.receipt import Receipt, build_receipt_table
+from plait.overlap.receipt import Receipt
 from plait.verify.static.budget import ErrorBudget
 from plait.verify.static.trace import TraceDifference
 
-_NOTE = (
-    "error: sharded against fp64, worst element; reordering: the same for the unsharded model, sums in another order"
-)
+ErrorT = TypeVar("ErrorT", "TensorError", "RecipeError")
 
 
 @dataclass(frozen=True)
@@ -24,7 +20,8 @@ class TensorError:
     """How far one tensor is from that of the unsharded fp64 twin, relative to the typical size of the tensor.
 
     Attributes:
-        quantity: `logits`, `loss`, `gradient`, `gradient norm` or `update` (the parameter after a step).
+        quantity: `logits`, `loss`, `gradient`, `gradient norm` or `update` (the parameter after a step); in the pass
+            after the first update of a history `calibrated logits` and so on.
         name: its fully qualified name.
         error: that of the sharded model.
         reordering_error: that of the unsharded model in the same precision with every sum taken in another order.
@@ -51,6 +48,18 @@ class ExactCheck:
 
 
 @dataclass(frozen=True)
+class RecipeError:
+    """What a precision recipe does to a tensor: its distance from the unquantized fp64 one, relative to all of that.
+
+    It is stated and not judged: rounding to few bits is what was asked for.
+    """
+
+    quantity: str
+    name: str
+    error: float
+
+
+@dataclass(frozen=True)
 class TraceCheck:
     """What one rank issued, against what was promised: collectives by its contract, messages by its schedules."""
 
@@ -58,6 +67,12 @@ class TraceCheck:
     num_promised: int
     difference: TraceDifference | str | None = None
     what: Literal["collectives", "messages"] = "collectives"
+    phase: str = ""
+
+    @property
+    def label(self) -> str:
+        """`calibrated collectives of rank 0`."""
+        return f"{self.phase} {self.what} of rank {self.rank}".strip()
 
     @property
     def passed(self) -> bool:
@@ -76,6 +91,16 @@ class Row:
 
 
 @dataclass(frozen=True)
+class RecipeRow:
+    """One line of what the recipe does: the median and the worst tensor of a kind."""
+
+    what: str
+    num_tensors: int
+    median: float
+    worst: RecipeError
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything one verification found."""
 
@@ -87,18 +112,24 @@ class Report:
     traces: tuple[TraceCheck, ...]
     receipt: Receipt
     """What the first rank overlapped, and how."""
+    recipe_errors: tuple[RecipeError, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
         """The errors by quantity and family of parameters, the worst tensor of each standing for all."""
-        families: dict[str, list[TensorError]] = defaultdict(list)
-        for error in self.errors:
-            families[_family(error)].append(error)
         rows = []
-        for what, errors in families.items():
+        for what, errors in _group(self.errors).items():
             worst = max(errors, key=_badness)
             rows.append(Row(what, len(errors), worst, worst.error <= self.budget.value))
         return rows
+
+    @property
+    def recipe_rows(self) -> list[RecipeRow]:
+        """What the recipe does, likewise."""
+        return [
+            RecipeRow(what, len(errors), median(error.error for error in errors), max(errors, key=_badness))
+            for what, errors in _group(self.recipe_errors).items()
+        ]
 
     @property
     def failures(self) -> list[str]:
@@ -107,9 +138,7 @@ class Report:
         lines = [f"{row.what}: {row.worst.name} is off by {row.worst.error:.1e}" for row in self.rows if not row.passed]
         lines = [f"{line}, budget {budget:.1e}" for line in lines]
         lines += [f"{check.what}: {_differing(check)}" for check in self.exact if not check.passed]
-        return lines + [
-            f"{trace.what} of rank {trace.rank}: {trace.difference}" for trace in self.traces if not trace.passed
-        ]
+        return lines + [f"{trace.label}: {trace.difference}" for trace in self.traces if not trace.passed]
 
     @property
     def passed(self) -> bool:
@@ -121,10 +150,12 @@ class Report:
         """One line."""
         mode = "with" if self.subject["sequence_parallel"] else "without"
         who = f"{self.subject['model']} at tp={self.subject['tp']} {mode} sequence parallelism"
+        recipe = self.subject.get("quantization", "none")
+        twin = "its unsharded fp64 twin" + ("" if recipe == "none" else f" under {recipe}")
         num_checks = len(self.rows) + len(self.exact) + len(self.traces)
         if self.passed:
-            return f"PASS: {who} equals its unsharded fp64 twin ({num_checks} of {num_checks} checks)"
-        return f"FAIL: {who} is not its unsharded fp64 twin ({len(self.failures)} of {num_checks} checks fail)"
+            return f"PASS: {who} equals {twin} ({num_checks} of {num_checks} checks)"
+        return f"FAIL: {who} is not {twin} ({len(self.failures)} of {num_checks} checks fail)"
 
     def to_json(self) -> dict[str, Any]:
         """Every number, for a program."""
@@ -140,6 +171,7 @@ class Report:
                 {
                     "rank": trace.rank,
                     "what": trace.what,
+                    "phase": trace.phase,
                     "num_promised": trace.num_promised,
                     "difference": None if trace.difference is None else str(trace.difference),
                     "passed": trace.passed,
@@ -147,49 +179,29 @@ class Report:
                 for trace in self.traces
             ],
             "receipt": self.receipt.to_json(),
+            "recipe_errors": [vars(error) | {"error": _name_number(error.error)} for error in self.recipe_errors],
         }
 
 
-def build_table(report: Report) -> RenderableType:
-    """The report for a reader."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("check", no_wrap=True)
-    table.add_column("worst tensor", overflow="fold")
-    for heading in ("error", "budget", "reordering"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for row in report.rows:
-        numbers = (row.worst.error, report.budget.value, row.worst.reordering_error)
-        table.add_row(row.what, row.worst.name, *(f"{number:.1e}" for number in numbers), _mark(row.passed))
-    for check in report.exact:
-        what = f"{check.num_compared} tensors, bit for bit"
-        table.add_row(check.what, what, "0" if check.passed else "differs", "0", "", _mark(check.passed))
-    for trace in report.traces:
-        what = f"{trace.num_promised} promised, in order"
-        found = "equal" if trace.passed else "differs"
-        table.add_row(f"{trace.what} of rank {trace.rank}", what, found, "", "", _mark(trace.passed))
-    notes = (str(report.budget), _NOTE)
-    parts: list[RenderableType] = [table, "", *(Text(note, style="dim") for note in notes)]
-    if report.subject.get("overlap", "disabled") != "disabled":
-        parts += ["", build_receipt_table(report.receipt)]
-    parts += [Text(f"  {line}", style="red") for line in report.failures]
-    return Group(*parts, "", Text(report.verdict, style="bold green" if report.passed else "bold red"))
-
-
 def _describe_error(error: TensorError, budget: float) -> dict[str, Any]:
-    """JSON has no infinity: an error that is not finite is null."""
-    numbers = {
-        name: value if isfinite(value) else None for name, value in vars(error).items() if name.endswith("error")
-    }
+    numbers = {name: _name_number(value) for name, value in vars(error).items() if name.endswith("error")}
     return vars(error) | numbers | {"passed": error.error <= budget}
 
 
-def _badness(error: TensorError) -> float:
+def _name_number(value: float) -> float | None:
+    """JSON has no infinity: an error that is not finite is null."""
+    return value if isfinite(value) else None
+
+
+def _group(errors: Iterable[ErrorT]) -> dict[str, list[ErrorT]]:
+    families: dict[str, list[ErrorT]] = defaultdict(list)
+    for error in errors:
+        families[_family(error)].append(error)
+    return families
+
+
+def _badness(error: TensorError | RecipeError) -> float:
     return inf if isnan(error.error) else error.error
-
-
-def _mark(passed: bool) -> Text:
-    return Text("pass", style="green") if passed else Text("FAIL", style="bold red")
 
 
 def _differing(check: ExactCheck) -> str:
@@ -199,9 +211,9 @@ def _differing(check: ExactCheck) -> str:
     return shown + (f"; and {len(check.differing) - 3} more" if len(check.differing) > 3 else "")
 
 
-def _family(error: TensorError) -> str:
+def _family(error: TensorError | RecipeError) -> str:
     """`gradient` of `layers.3.attention.wq.weight` -> `gradient of layers.*.attention`."""
-    if error.quantity == error.name:
+    if error.quantity.endswith(error.name):
         return error.quantity
     module = re.sub(r"(?<![^.])\d+(?![^.])", "*", error.name.rpartition(".")[0])
     return f"{error.quantity} of {'.'.join(module.split('.')[:3])}"

@@ -10,9 +10,10 @@ from rich.console import Console
 from plait.contract.collective import Collective
 from plait.overlap.receipt import Receipt
 from plait.sharding import Kind
-from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck, build_table
+from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck
 from plait.verify.static.budget import ErrorBudget
 from plait.verify.static.trace import find_difference
+from plait.verify.table import build_table
 
 GATHER = Collective(Kind.ALL_GATHER, "tp", 2, (14, 64), "float32")
 BUDGET = ErrorBudget("float32", 256, 36)

@@ -74,6 +74,12 @@ def derive_direction(gradient: Tensor, eps: float) -> Tensor:
     return gradient / (gradient.abs() + eps)
 
 
+def find_distance(actual: Tensor, exact: Tensor) -> float:
+    """How far a tensor as a whole is from another, relative to it: the norm of the difference over its norm."""
+    difference, norm = float((actual.double() - exact).norm()), float(exact.norm())
+    return difference / norm if norm else float("inf") if difference else 0.0
+
+
 def worst_error(actual: Tensor, exact: Tensor, scale: Tensor | None = None) -> float:
     """The largest deviation of an element in units of `scale`; infinite for a wrong shape, a NaN, or a zero missed."""
     if actual.shape != exact.shape:

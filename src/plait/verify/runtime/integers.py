@@ -9,14 +9,17 @@ from torch import Tensor, nn
 from plait.config.run import RunConfig
 from plait.contract.model import derive_plan
 from plait.contract.plan import Column, Row, VocabEmbedding, VocabHead
+from plait.contract.quantization import find_block
 from plait.models.registry import build_model
 from plait.parallel import rng
 from plait.parallel.apply import mesh_of, ownership_of
+from plait.parallel.gather_group import GatherGroup
 from plait.parallel.linear import ColumnParallelLinear, run_column_group
 from plait.parallel.match import canonical_names, list_gather_groups, match_roles
 from plait.parallel.region.column import ColumnGroup
 from plait.parallel.tokens import enter_tokens
 from plait.sharding import Ownership, Split
+from plait.verify.runtime.recipe import find_quantized_block
 
 _LARGEST = 4
 """Integers up to 4: a sum of a million products stays below 2**24, up to which float32 holds every integer."""
@@ -39,10 +42,11 @@ class Piece:
 
 
 def list_regions(config: RunConfig) -> list[Region]:
-    """The regions of the first block and of the two ends; further blocks are the same."""
-    model = build_model(config.model.model_copy(update={"num_layers": 1}), device="meta")
-    plan = derive_plan(config.model)
-    roles = match_roles(model, plan)
+    """The regions of one block, the first that is quantized if any is, and of the two ends; other blocks are alike."""
+    block = find_quantized_block(config)
+    model = build_model(config.model.model_copy(update={"num_layers": block + 1}), device="meta")
+    plan = derive_plan(config.model, quantization=config.quantization)
+    roles = {name: role for name, role in match_roles(model, plan).items() if find_block(name) in (None, block)}
     regions = [Region(Column, tuple(names)) for names in list_gather_groups(roles, plan).values()]
     grouped = {name for region in regions for name in region.members}
     linear = (Column, Row, VocabHead, VocabEmbedding)
@@ -135,7 +139,9 @@ class _Bench:
 def _run_modules(modules: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
     columns = [module for module in modules if isinstance(module, ColumnParallelLinear)]
     if columns:
-        group = ColumnGroup(columns[0].alone.entry, tuple(column.shared_over for column in columns))
+        shared = columns[0].group
+        entry = shared.group.entry if isinstance(shared, GatherGroup) else columns[0].alone.entry
+        group = ColumnGroup(entry, tuple(column.shared_over for column in columns))
         return list(run_column_group(x, group, columns).members)
     return [module(x) for module in modules]
 

@@ -1,6 +1,6 @@
 """Verifies a sharded model against its unsharded twin: every number of one training step, and every collective."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -9,13 +9,20 @@ import torch
 from torch import Tensor
 
 from plait.config.run import RunConfig
-from plait.contract.collective import Collective
-from plait.contract.training import derive_grad_norm_collectives, derive_run_model
+from plait.contract.training import derive_grad_norm_collectives, derive_history_collectives, derive_run_model
 from plait.overlap.receipt import build_empty_receipt
-from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck
+from plait.verify.report import ExactCheck, RecipeError, Report, TensorError, TraceCheck
 from plait.verify.runtime import twin
-from plait.verify.runtime.compare import Measure, Step
+from plait.verify.runtime.compare import Measure, Step, find_distance
 from plait.verify.runtime.pieces import Assembly
+from plait.verify.runtime.recipe import (
+    CALIBRATED,
+    Phase,
+    choose_exact_scales,
+    choose_precision,
+    drop_recipe,
+    list_phases,
+)
 from plait.verify.runtime.sharded import RankResult, run_sharded
 from plait.verify.static.budget import ErrorBudget, build_budget
 from plait.verify.static.trace import find_difference, find_message_difference, list_promised_messages
@@ -30,21 +37,44 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class Reference:
-    """What the unsharded model computes for a config."""
+    """What the unsharded model computes for a config.
+
+    Attributes:
+        measures: of each phase, with what its quantities are called.
+        reordering_errors: by quantity and name.
+        unquantized: the same steps without a recipe, where there is one.
+    """
 
     budget: ErrorBudget
-    measure: Measure
+    measures: dict[Phase, Measure]
     reordering_errors: dict[tuple[str, str], float]
     initial: dict[str, Tensor]
     integers: dict[str, Tensor]
+    unquantized: dict[Phase, Step]
 
 
 def build_reference(config: RunConfig) -> Reference:
-    """Run the unsharded model, exactly and reordered."""
-    budget = _build_budget(config)
-    measure = Measure(twin.run_exact_step(config), config.train, budget.value)
-    reordered = {(quantity, name): error for quantity, name, error in measure.errors(twin.run_reordered_step(config))}
-    return Reference(budget, measure, reordered, twin.run_initialized(config), twin.run_integers(config))
+    """Run the unsharded model, exactly and reordered, and without its recipe if it has one."""
+    config = choose_precision(config)
+    phases, budget = list_phases(config), _build_budget(config)
+    measures = {
+        phase: Measure(step, config.train, budget.value)
+        for phase, step in zip(phases, twin.run_exact_steps(config, phases), strict=True)
+    }
+    reordered = dict(zip(phases, twin.run_reordered_steps(config, phases), strict=True))
+    plain = twin.run_exact_steps(drop_recipe(config), phases) if config.quantization.resolved is not None else ()
+    return Reference(
+        budget,
+        measures,
+        {
+            (phase.label(quantity), name): error
+            for phase, measure in measures.items()
+            for quantity, name, error in measure.errors(reordered[phase])
+        },
+        twin.run_initialized(config),
+        twin.run_integers(choose_exact_scales(config)),
+        dict(zip(phases, plain, strict=False)),
+    )
 
 
 def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = None) -> Report:
@@ -52,34 +82,59 @@ def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = 
 
     A `reference` of the same model, batch and precision may be shared between degrees and modes.
     """
+    asked, config = config, choose_precision(config)
     reference = reference or build_reference(config)
     with TemporaryDirectory(prefix="plait-verify-") as folder:
         results = ranks.call(run_sharded, config=config, folder=folder)
         assembly = Assembly(folder, [result.ownership for result in results])
         exact = [
             _compare_exactly("initial weights", assembly.whole("initial"), reference.initial),
-            _compare_exactly("linear regions on integers", assembly.whole("integers"), reference.integers),
+            _compare_exactly(_name_integers(config), assembly.whole("integers"), reference.integers),
         ]
-        errors = _measure_errors(assembly, reference)
+        steps = {phase: _assemble_step(assembly, phase) for phase in reference.measures}
         if config.parallel.tp > 1:
             exact.append(ExactCheck("replicas", assembly.num_replicated, tuple(assembly.differing)))
-    traces = [_check_trace(config, rank, result.trace) for rank, result in enumerate(results)]
+    traces = [check for rank, result in enumerate(results) for check in _check_traces(config, rank, result)]
     if config.overlap.policy != "disabled":
         traces += [_check_messages(rank, result) for rank, result in enumerate(results)]
-    receipt = results[0].receipt or build_empty_receipt(config.overlap.asked)
-    return Report(_describe(config), reference.budget, tuple(errors), tuple(exact), tuple(traces), receipt)
+    return Report(
+        _describe(asked),
+        reference.budget,
+        tuple(_measure_errors(steps, reference)),
+        tuple(exact),
+        tuple(traces),
+        results[0].receipt or build_empty_receipt(config.overlap.asked),
+        tuple(_measure_recipe(steps, reference)),
+    )
 
 
-def _measure_errors(assembly: Assembly, reference: Reference) -> list[TensorError]:
-    scalars = {name: assembly.whole(name)[name] for name in ("logits", "loss", "gradient norm")}
-    step = Step(
-        scalars["logits"], scalars["loss"], assembly.whole("gradient"), scalars["gradient norm"],
-        assembly.whole("update"),
-    )  # fmt: skip
-    return [
-        TensorError(quantity, name, error, reference.reordering_errors[quantity, name])
-        for quantity, name, error in reference.measure.errors(step)
-    ]
+def _assemble_step(assembly: Assembly, phase: Phase) -> Step:
+    scalars = {name: assembly.whole(phase.label(name))[name] for name in ("logits", "loss", "gradient norm")}
+    gradients, updated = assembly.whole(phase.label("gradient")), assembly.whole(phase.label("update"))
+    return Step(scalars["logits"], scalars["loss"], gradients, scalars["gradient norm"], updated)
+
+
+def _measure_errors(steps: Mapping[Phase, Step], reference: Reference) -> Iterator[TensorError]:
+    for phase, step in steps.items():
+        for quantity, name, error in reference.measures[phase].errors(step):
+            label = phase.label(quantity)
+            yield TensorError(label, name, error, reference.reordering_errors[label, name])
+
+
+def _measure_recipe(steps: Mapping[Phase, Step], reference: Reference) -> Iterator[RecipeError]:
+    """What quantizing does to the step, which is no mistake."""
+    for phase, plain in reference.unquantized.items():
+        step = steps[phase]
+        for name in ("loss", "logits", "gradient norm"):
+            field = name.replace(" ", "_")
+            yield RecipeError(phase.label(name), name, find_distance(getattr(step, field), getattr(plain, field)))
+        for name, gradient in step.gradients.items():
+            yield RecipeError(phase.label("gradient"), name, find_distance(gradient, plain.gradients[name]))
+
+
+def _name_integers(config: RunConfig) -> str:
+    what = "linear regions on integers"
+    return what if choose_exact_scales(config) is config else f"{what}, scales 2**n"
 
 
 def _compare_exactly(what: str, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> ExactCheck:
@@ -100,10 +155,12 @@ def _describe_difference(actual: Tensor, expected: Tensor) -> str:
     return f"{len(wrong)} of {actual.numel()} elements, at {list(first)} {found}"
 
 
-def _check_trace(config: RunConfig, rank: int, issued: Sequence[Collective]) -> TraceCheck:
-    contract = derive_run_model(config, rank)
-    promised = (*contract.micro_batch_collectives, *derive_grad_norm_collectives(contract.setting))
-    return TraceCheck(rank, len(promised), find_difference(promised, issued))
+def _check_traces(config: RunConfig, rank: int, result: RankResult) -> Iterator[TraceCheck]:
+    for phase, issued in zip(list_phases(config), result.traces, strict=True):
+        contract = derive_run_model(config, rank, is_calibrated=phase is CALIBRATED)
+        update = derive_history_collectives(config) if phase is CALIBRATED else ()
+        promised = (*update, *contract.micro_batch_collectives, *derive_grad_norm_collectives(contract.setting))
+        yield TraceCheck(rank, len(promised), find_difference(promised, issued), phase=phase.name)
 
 
 def _check_messages(rank: int, result: RankResult) -> TraceCheck:
@@ -115,11 +172,13 @@ def _build_budget(config: RunConfig) -> ErrorBudget:
     model, precision = config.model, config.precision
     query = model.num_heads * model.head_width
     longest = max(config.tokens_per_micro_batch, model.width, query, model.mlp_width, model.vocab_size)
-    coarsest = "bfloat16" if "bfloat16" in (precision.compute, precision.reduce_dtype) else "float32"
+    dtypes = (str(precision.compute), str(precision.reduce_dtype))
+    coarsest = next(dtype for dtype in ("bfloat16", "float32", "float64") if dtype in dtypes)
     return build_budget(coarsest, num_layers=model.num_layers, longest_sum=longest)
 
 
 def _describe(config: RunConfig) -> dict[str, str | int | bool]:
+    recipe = config.quantization.resolved
     return {
         "model": config.name,
         "num_layers": config.model.num_layers,
@@ -131,5 +190,6 @@ def _describe(config: RunConfig) -> dict[str, str | int | bool]:
         "seq_len": config.seq_len,
         "compute": config.precision.compute,
         "reduce": config.precision.reduce_dtype,
+        "quantization": "none" if recipe is None else recipe.name,
         "seed": config.seed,
     }

@@ -1,4 +1,4 @@
-"""One rank's part of a verification: initialise, run the integer regions, take one training step, record everything."""
+"""One rank's part of a verification: initialise, run the integer regions, take a training step, record everything."""
 
 import math
 from collections.abc import Mapping
@@ -22,11 +22,13 @@ from plait.parallel.apply import ownership_of, parallelize, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
 from plait.parallel.loss import vocab_parallel_cross_entropy
+from plait.parallel.precision.model import update_amax_history
 from plait.schedule.step import Program, Step
 from plait.sharding import Columns, Ownership
 from plait.train.optimizer import AdamW, Gradients
 from plait.verify.runtime.integers import run_regions
 from plait.verify.runtime.pieces import Pieces
+from plait.verify.runtime.recipe import CALIBRATED, Phase, choose_exact_scales, list_phases
 from plait.verify.runtime.workload import IGNORE_INDEX, apply_generic_weights, build_batch, first_token
 from plait.verify.static.trace import Moved
 
@@ -37,14 +39,14 @@ class RankResult:
 
     Attributes:
         ownership: who owns what of each tensor.
-        trace: the collectives of the step.
-        programs: the schedules that ran in the step, one after the other.
-        moved: the messages that the step sent and received.
+        traces: the collectives of each phase.
+        programs: the schedules that ran, one after the other.
+        moved: the messages that were sent and received.
         receipt: how collectives were overlapped; None on one rank.
     """
 
     ownership: dict[str, Ownership]
-    trace: tuple[Collective, ...]
+    traces: tuple[tuple[Collective, ...], ...]
     programs: tuple[Program, ...]
     moved: tuple[Moved, ...]
     receipt: Receipt | None
@@ -56,10 +58,11 @@ def run_sharded(config: RunConfig, folder: str) -> RankResult:
     _run_exact_parts(config, build_mesh(config.parallel.mesh_shape), pieces)
     reduce_dtype = getattr(torch, config.precision.reduce_dtype)
     mesh = build_mesh(config.parallel.mesh_shape, reduce_dtype=reduce_dtype)
-    trace, passes = _run_step(config, mesh, pieces)
+    traces, passes = _run_step(config, mesh, pieces)
     pieces.save(folder, mesh.tp.rank)
-    moved = tuple((each.direction, each.message) for each in trace.moved)
-    return RankResult(pieces.ownership, tuple(trace.collectives), passes.programs, moved, passes.receipt)
+    moved = tuple((each.direction, each.message) for trace in traces for each in trace.moved)
+    issued = tuple(tuple(trace.collectives) for trace in traces)
+    return RankResult(pieces.ownership, issued, passes.programs, moved, passes.receipt)
 
 
 @dataclass
@@ -91,23 +94,28 @@ class _Passes:
 
 
 def _run_exact_parts(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
-    """What has to be equal bit for bit, in float32 whatever the run computes and reduces in."""
-    model = _build(config, mesh)
+    """What has to be equal bit for bit, in float32 whatever the run computes and reduces in; quantized, in float64."""
+    model = _build(choose_exact_scales(config), mesh)
     _add_parameters(pieces, "initial", model)
+    if config.quantization.resolved is not None:
+        model.double()
+    seed_dropout(model, config.seed)
+    set_dropout_offset(model, first_token(config))
     for piece in run_regions(model, config, build_batch(config).tokens.flatten()):
         pieces.add("integers", piece.ownership, piece.tensor)
 
 
 def _build(config: RunConfig, mesh: Mesh) -> nn.Module:
     model = build_model(config.model, device="meta")
-    plan = derive_plan(config.model, sequence_parallel=config.parallel.sequence_parallel)
-    parallelize(model, mesh, plan, overlap=config.overlap)
+    sequence_parallel = config.parallel.sequence_parallel
+    plan = derive_plan(config.model, sequence_parallel=sequence_parallel, quantization=config.quantization)
+    parallelize(model, mesh, plan, overlap=config.overlap, quantization=config.quantization)
     model.to_empty(device=mesh.device)
     initialize(model, config.model, config.seed)
     return model
 
 
-def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Trace, _Passes]:
+def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[list[Trace], _Passes]:
     model = _build(config, mesh)
     record_of_model = record_of(model)
     assert record_of_model is not None
@@ -115,13 +123,28 @@ def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Trace, _Pa
     if passes.matmul is not None:
         passes.matmul.instrument = passes
     apply_generic_weights(model, config)
-    params = dict(model.named_parameters())
-    optimizer = AdamW(params, getattr(torch, config.precision.compute), config.train)
-    Gradients(params)
+    params, compute = dict(model.named_parameters()), getattr(torch, config.precision.compute)
+    optimizer = AdamW(params, compute, config.train)
+    gradients = Gradients(params, torch.promote_types(compute, torch.float32))
     seed_dropout(model, config.seed)
-    set_dropout_offset(model, first_token(config))
-    batch, train, vocab_size = build_batch(config), config.train, config.model.vocab_size
+    traces = []
+    for phase in list_phases(config):
+        gradients.zero()
+        traces.append(_run_phase(config, phase, model, mesh, pieces))
+    optimizer.step(config.train.learning_rate)
+    _add_parameters(pieces, "update", model)
+    if passes.receipt is not None and config.overlap.strict:
+        check_strict(passes.receipt)
+    return traces, passes
+
+
+def _run_phase(config: RunConfig, phase: Phase, model: nn.Module, mesh: Mesh, pieces: Pieces) -> Trace:
+    """Up to the gradient norm; the update of histories that a phase begins with is in its trace."""
+    batch, train, vocab_size = build_batch(config, phase.index), config.train, config.model.vocab_size
+    set_dropout_offset(model, first_token(config, phase.index))
     with record() as trace:
+        if phase is CALIBRATED:
+            update_amax_history(model)
         logits = model(batch.tokens)
         loss = vocab_parallel_cross_entropy(
             logits,
@@ -133,18 +156,14 @@ def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[Trace, _Pa
             z_loss=train.z_loss,
         )
         loss.backward()
-        _add_gradients(pieces, model)
+        _add_gradients(pieces, phase.label("gradient"), model)
         norm = clip_grad_norm_(model, train.max_grad_norm or math.inf)
-    optimizer.step(train.learning_rate)
     T = config.tokens_per_micro_batch
     vocab = Columns().build_split(vocab_size, mesh.tp.degree)
-    pieces.add("logits", Ownership("logits", (T, vocab_size), 1, vocab), logits)
-    pieces.add("loss", Ownership("loss", ()), loss)
-    pieces.add("gradient norm", Ownership("gradient norm", ()), norm)
-    _add_parameters(pieces, "update", model)
-    if passes.receipt is not None and config.overlap.strict:
-        check_strict(passes.receipt)
-    return trace, passes
+    pieces.add(phase.label("logits"), Ownership("logits", (T, vocab_size), 1, vocab), logits)
+    pieces.add(phase.label("loss"), Ownership("loss", ()), loss)
+    pieces.add(phase.label("gradient norm"), Ownership("gradient norm", ()), norm)
+    return trace
 
 
 def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module) -> None:
@@ -152,7 +171,7 @@ def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module) -> None:
         pieces.add(quantity, ownership, model.get_parameter(name))
 
 
-def _add_gradients(pieces: Pieces, model: nn.Module) -> None:
+def _add_gradients(pieces: Pieces, quantity: str, model: nn.Module) -> None:
     for name, ownership in ownership_of(model).items():
         param = model.get_parameter(name)
-        pieces.add("gradient", ownership, torch.zeros_like(param) if param.grad is None else param.grad)
+        pieces.add(quantity, ownership, torch.zeros_like(param) if param.grad is None else param.grad)

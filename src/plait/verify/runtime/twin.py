@@ -1,32 +1,42 @@
-"""The unsharded model: exact, in float64, and reordered, in the precision that is verified."""
+"""The unsharded model: exact, in float64, and reordered, in the precision that is verified.
+
+With a recipe it is the model of `QuantizedLinear`s that `parallelize` makes on one rank, exact but for the quantizers.
+"""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from plait.comm.mesh import build_mesh
 from plait.config.run import RunConfig
 from plait.config.train import TrainConfig
+from plait.contract.model import derive_plan
 from plait.models.init import initialize
 from plait.models.registry import build_model
+from plait.parallel.apply import parallelize
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
+from plait.parallel.precision.model import update_amax_history
+from plait.sharding import MeshShape
 from plait.verify.runtime.compare import Step, derive_direction
 from plait.verify.runtime.integers import run_regions
+from plait.verify.runtime.recipe import CALIBRATED, Phase
 from plait.verify.runtime.reordering import apply_reordering
 from plait.verify.runtime.workload import IGNORE_INDEX, apply_generic_weights, build_batch, first_token
 
 
-def run_exact_step(config: RunConfig) -> Step:
-    """One training step in float64, from the weights that the sharded model has in its own precision."""
-    return _run_step(_build(config).double(), config)
+def run_exact_steps(config: RunConfig, phases: Sequence[Phase]) -> list[Step]:
+    """One training step a phase, in float64, from the weights that the sharded model has in its own precision."""
+    return _run_steps(_build(config).double(), config, phases)
 
 
-def run_reordered_step(config: RunConfig) -> Step:
-    """The same step in the precision of the sharded model, every GEMM summed in another order."""
+def run_reordered_steps(config: RunConfig, phases: Sequence[Phase]) -> list[Step]:
+    """The same steps in the precision of the sharded model, every GEMM summed in another order."""
     model = _build(config).to(getattr(torch, config.precision.compute))
     apply_reordering(model)
-    return _run_step(model, config)
+    return _run_steps(model, config, phases)
 
 
 def run_initialized(config: RunConfig) -> dict[str, Tensor]:
@@ -38,7 +48,8 @@ def run_initialized(config: RunConfig) -> dict[str, Tensor]:
 
 def run_integers(config: RunConfig) -> dict[str, Tensor]:
     """What the integer regions give, in float64."""
-    model = build_model(config.model, dtype=torch.float64)
+    model = _quantize(build_model(config.model, dtype=torch.float64), config)
+    set_dropout_offset(model, first_token(config))
     pieces = run_regions(model, config, build_batch(config).tokens.flatten())
     return {piece.ownership.name: piece.tensor.detach() for piece in pieces}
 
@@ -46,13 +57,31 @@ def run_integers(config: RunConfig) -> dict[str, Tensor]:
 def _build(config: RunConfig) -> nn.Module:
     model = build_model(config.model)
     apply_generic_weights(model, config)
+    return _quantize(model, config)
+
+
+def _quantize(model: nn.Module, config: RunConfig) -> nn.Module:
+    """What `parallelize` makes of a model on one rank, which is nothing without a recipe."""
+    if config.quantization.resolved is not None:
+        plan = derive_plan(config.model, quantization=config.quantization)
+        parallelize(model, build_mesh(MeshShape()), plan, quantization=config.quantization)
     seed_dropout(model, config.seed)
-    set_dropout_offset(model, first_token(config))
     return model
 
 
-def _run_step(model: nn.Module, config: RunConfig) -> Step:
-    batch, train = build_batch(config), config.train
+def _run_steps(model: nn.Module, config: RunConfig, phases: Sequence[Phase]) -> list[Step]:
+    steps = []
+    for phase in phases:
+        if phase is CALIBRATED:
+            update_amax_history(model)
+        model.zero_grad()
+        steps.append(_run_step(model, config, phase))
+    return steps
+
+
+def _run_step(model: nn.Module, config: RunConfig, phase: Phase) -> Step:
+    batch, train = build_batch(config, phase.index), config.train
+    set_dropout_offset(model, first_token(config, phase.index))
     logits = model(batch.tokens)
     loss = _compute_loss(logits, batch.targets, train)
     loss.backward()

@@ -27,9 +27,9 @@ class Batch:
     targets: Tensor
 
 
-def build_batch(config: RunConfig) -> Batch:
-    """Ids drawn from the run's seed, the same in every process."""
-    draw = torch.Generator().manual_seed(config.seed)
+def build_batch(config: RunConfig, index: int = 0) -> Batch:
+    """Ids drawn from the run's seed, the same in every process, others for each batch."""
+    draw = torch.Generator().manual_seed(config.seed + index)
     shape = (config.train.micro_batch_size, config.seq_len)
     tokens = torch.randint(config.model.vocab_size, shape, generator=draw)
     targets = torch.randint(config.model.vocab_size, (tokens.numel(),), generator=draw)
@@ -57,6 +57,6 @@ def apply_generic_weights(model: nn.Module, config: RunConfig) -> None:
         param.copy_(param.to(compute))
 
 
-def first_token(config: RunConfig) -> int:
-    """The token of the run at which the batch begins; not the first one, which would hide a missing offset."""
-    return 3 * config.tokens_per_micro_batch
+def first_token(config: RunConfig, index: int = 0) -> int:
+    """The token of the run at which a batch begins; not the first one, which would hide a missing offset."""
+    return (3 + index) * config.tokens_per_micro_batch

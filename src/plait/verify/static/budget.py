@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import sqrt
 
-_EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7}
+_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7}
 
 _DEVIATIONS = 4
 """The worst of a tensor's elements is compared, and the worst of 10^4 normal deviates is 4 standard deviations out."""
@@ -15,7 +15,8 @@ class ErrorBudget:
 
     A GEMM that sums K terms in float32 is off by about sqrt(K) * eps(float32), because the roundings of the partial
     sums add up like a random walk, and its result is rounded to the compute dtype once more. A value that has come
-    through n GEMMs has gathered n such errors, again independent: they grow with sqrt(n).
+    through n GEMMs has gathered n such errors, again independent: they grow with sqrt(n). A float64 model sums in
+    float64; a quantizer between its GEMMs adds nothing, as it sees float32, which errors of 1e-15 do not change.
 
         dtype: compute dtype. longest_sum: K, terms of the longest sum in the model. num_gemms: n, GEMMs on the longest
         path. Forward they are 5 a block (projection, scores, values or up, out, down) and the two ends of the model; a
@@ -28,14 +29,20 @@ class ErrorBudget:
     num_gemms: int
 
     @property
+    def accumulator(self) -> str:
+        """In what GEMMs sum."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
     def value(self) -> float:
         """The largest relative error allowed."""
-        per_gemm = _EPSILON[self.dtype] + sqrt(self.longest_sum) * _EPSILON["float32"]
+        per_gemm = _EPSILON[self.dtype] + sqrt(self.longest_sum) * _EPSILON[self.accumulator]
         return _DEVIATIONS * sqrt(self.num_gemms) * per_gemm
 
     def __str__(self) -> str:
+        per_gemm = f"(eps({self.dtype}) + sqrt(K) * eps({self.accumulator}))"
         return (
-            f"budget {self.value:.1e} = {_DEVIATIONS} * sqrt(n) * (eps({self.dtype}) + sqrt(K) * eps(float32)): "
+            f"budget {self.value:.1e} = {_DEVIATIONS} * sqrt(n) * {per_gemm}: "
             f"n = {self.num_gemms} GEMMs on the path, K = {self.longest_sum} terms in the longest sum"
         )
 
