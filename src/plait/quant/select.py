@@ -43,10 +43,10 @@ def select_kernels(
 def select_kernel(a: Operand, b: Operand, device_type: str, capability: Capability | None) -> KernelChoice:
     """For one product."""
     obstacle = _find_obstacle(a, b)
-    if capability is None:
-        return KernelChoice("emulation", f"{device_type} has no kernel for {_describe(a, b)}")
     if obstacle is not None:
         return KernelChoice("emulation", obstacle)
+    if capability is None:
+        return KernelChoice("emulation", f"{device_type} has no kernel for {_describe(a, b)}")
     needed = _FP8_FROM if a.block is None else _BLOCKS_FROM
     if capability < needed:
         return KernelChoice(
@@ -72,7 +72,7 @@ def check_strict(name: str, choices: Mapping[Gemm, KernelChoice]) -> None:
 
 def _find_obstacle(a: Operand, b: Operand) -> str | None:
     if a.block != b.block:
-        return f"no kernel multiplies {_describe(a, b)}, whose scales are of different blocks"
+        return f"no kernel multiplies {_describe_one(a)} by {_describe_one(b)}"
     formats = {a.format, b.format}
     if a.block is None and formats == {"e5m2"}:
         return "cuBLAS multiplies e5m2 with e4m3 only, not with itself"
@@ -83,6 +83,10 @@ def _find_obstacle(a: Operand, b: Operand) -> str | None:
 
 def _describe(a: Operand, b: Operand) -> str:
     return f"{a.format} x {b.format}" + ("" if a.block is None else f" in blocks of {a.block}")
+
+
+def _describe_one(operand: Operand) -> str:
+    return f"{operand.format} " + ("of one scale" if operand.block is None else f"in blocks of {operand.block}")
 
 
 def _name(capability: Capability) -> str:
