@@ -97,7 +97,7 @@ def _list_kept_conflicts(model: AnyModel, quantization: QuantizationConfig) -> I
         )
 
 
-def _list_block_conflicts(
+def list_block_conflicts(
     model: AnyModel, parallel: ParallelConfig, quantization: QuantizationConfig
 ) -> Iterator[Problem]:
     """Features that share a scale stay on one rank."""
@@ -140,7 +140,7 @@ def _describe_tear(size: int, cut: Cut, degree: int, unit: int) -> str | None:
     return None if torn is None else f"one of {degree} ranks would have features {torn}, cut within a block of {unit}"
 
 
-def _list_unit_conflicts(
+def list_unit_conflicts(
     model: AnyModel, parallel: ParallelConfig, quantization: QuantizationConfig, train: TrainConfig
 ) -> Iterator[Problem]:
     """Tokens that share a scale stay on one rank; wgrad contracts tokens, so training needs whole blocks of them."""
@@ -173,7 +173,7 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("model", "train"): _list_length_conflicts,
     ("model", "parallel", "train"): _list_token_conflicts,
     ("model", "quantization"): _list_kept_conflicts,
-    ("model", "parallel", "quantization"): _list_block_conflicts,
-    ("model", "parallel", "quantization", "train"): _list_unit_conflicts,
+    ("model", "parallel", "quantization"): list_block_conflicts,
+    ("model", "parallel", "quantization", "train"): list_unit_conflicts,
     ("model", "parallel", "overlap", "train", "quantization"): _list_chunk_conflicts,
 }

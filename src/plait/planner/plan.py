@@ -8,6 +8,7 @@ from plait.config.model import LlamaConfig, ModelConfig
 from plait.errors import ConfigError
 from plait.planner.cluster import Cluster
 from plait.planner.plan_config import PlanConfig
+from plait.planner.planned import list_recipe_problems
 from plait.planner.predict import predict
 from plait.planner.prediction import Prediction
 from plait.planner.search import Space, search
@@ -143,10 +144,17 @@ def check_degrees(task: Task, fixed: Fixed) -> None:
     if not problems and (num_devices % product or (is_complete and product != num_devices)):
         shown = " * ".join(f"{name} {given[name]}" for name in (*axes, *data))
         problems.append(f"{shown} = {product} devices, but there are {num_devices}")
+    problems += _list_recipe_problems(task, fixed)
     if "dp" in given and task.global_batch % given["dp"]:
         problems.append(f"a global batch of {task.global_batch} cannot be divided by dp = {given['dp']}")
     if problems:
         raise ConfigError.from_problems("fixed", problems)
+
+
+def _list_recipe_problems(task: Task, fixed: Fixed) -> list[str]:
+    """Of the recipe, whatever the degrees: on one rank, with all sequences in one micro-batch."""
+    plan = PlanConfig(quantization=fixed.get("quantization", "none"), micro_batch=task.global_batch)
+    return list_recipe_problems(task.model, task.cluster.hardware, plan, task.seq_len)
 
 
 def _list_kept(space: Space, limit: int) -> list[Any]:

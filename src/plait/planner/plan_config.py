@@ -7,12 +7,15 @@ from typing import Literal, get_args
 from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import FloatFormat, PrecisionConfig
+from plait.config.quantization import QuantizationConfig
+from plait.config.recipe import RECIPES, Recipe, RecipeName
 
 Recompute = Literal["none", "selective", "full"]
 """What is computed again in backward: nothing, the attention core, or every block from its input."""
 
-Quantization = Literal["none", "fp8_delayedscaling", "fp8_currentscaling", "fp8_rowwise"]
-"""In which form GEMMs of linears read their operands."""
+Quantization = Literal[RecipeName, "fp8_rowwise"]
+"""In which form GEMMs of linears in blocks read their operands: a recipe of a run, or a scale for each row, which only
+published runs have."""
 
 Sharded = Literal["nothing", "optimizer", "gradients", "parameters"]
 """What the ranks of `dp_shard` and `cp` share out: the optimizer state, also gradients, also parameters (FSDP)."""
@@ -22,9 +25,7 @@ Axis = Literal["tp", "cp", "dp_shard", "dp_replicate", "pp"]
 ORDER: tuple[Axis, ...] = get_args(Axis)
 """From ranks that are neighbours to those farthest apart: what moves most is closest."""
 
-RUNTIME = {
-    "cp": 1, "pp": 1, "interleave": 1, "recompute": "none", "quantization": "none", "sharded": "nothing",
-}  # fmt: skip
+RUNTIME = {"cp": 1, "pp": 1, "interleave": 1, "recompute": "none", "sharded": "nothing"}
 """What of a plan has to be so for `plait train` to run it."""
 
 _STAGES: tuple[Sharded, ...] = get_args(Sharded)
@@ -90,10 +91,31 @@ class PlanConfig:
         """The section of the run's config; what it has no field for is in `list_missing`."""
         return ParallelConfig(tp=self.tp, dp=self.dp, sequence_parallel=self.sequence_parallel)
 
+    @property
+    def recipe(self) -> Recipe | None:
+        """How linears in blocks are quantized; with a scale for each row they weigh what they do with one of all."""
+        return RECIPES.get("fp8_currentscaling" if self.quantization == "fp8_rowwise" else self.quantization)
+
+    @property
+    def gemm_dtype(self) -> str:
+        """By the law of which number format linears in blocks are timed."""
+        if self.recipe is None:
+            return self.precision.compute
+        return "float4" if self.recipe.input.format == "e2m1" else "float8"
+
+    @property
+    def section(self) -> QuantizationConfig:
+        """The section of a run in which every block is quantized, as every block is timed."""
+        if self.quantization == "fp8_rowwise":
+            return QuantizationConfig()
+        return QuantizationConfig(recipe=self.quantization, keep_first=0, keep_last=0)
+
     def list_missing(self) -> tuple[str, ...]:
         """What of this plan `plait train` does not run yet, as `pp = 4`."""
         asked = {name: getattr(self, name) for name in RUNTIME if name != "sharded"}
         missing = [f"{name} = {value}" for name, value in asked.items() if value != RUNTIME[name]]
+        if self.quantization == "fp8_rowwise":
+            missing.append("quantization = fp8_rowwise")
         if self.sharding_degree > 1:
             missing.append(f"{self.sharded} sharded over dp")
         return tuple(missing)

@@ -4,20 +4,23 @@ Shapes, FLOPs, collectives and bytes come from `plait.contract`. It has no conte
 scores are kept without dropout; what the planner adds for them is here and in `planner.step.context`:
 
     cp    a rank has S/cp tokens of every sequence: the contract of that length, whose attention sees cp times as many
-    fp8   linears keep their inputs in one byte an element
+    fp8   linears keep their inputs as their recipe has them, and gather them so; what it agrees on is not timed
 """
 
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from math import prod
 
+from plait.config.conflicts import list_block_conflicts, list_unit_conflicts
 from plait.config.model import GptConfig, ModelConfig
+from plait.config.train import TrainConfig
 from plait.contract.model import ModelContract, derive_model
 from plait.contract.op import Op
 from plait.contract.setting import Setting, Tensor
 from plait.contract.step import list_gemms
 from plait.dtype import width_bytes
 from plait.errors import ConfigError
+from plait.planner.hardware import Hardware
 from plait.planner.plan_config import PlanConfig
 
 
@@ -82,6 +85,33 @@ def _fuse(model: ModelConfig) -> ModelConfig:
     if isinstance(model, GptConfig) and model.attention_dropout:
         return model.model_copy(update={"attention_dropout": 0.0})
     return model
+
+
+def list_recipe_problems(model: ModelConfig, hardware: Hardware, plan: PlanConfig, seq_len: int) -> list[str]:
+    """What keeps a recipe from being run so: an instruction that the device lacks, blocks that a cut would tear."""
+    recipe = plan.recipe
+    if recipe is None or recipe.feature_unit == 1:
+        return []
+    problems = list_missing_instructions(hardware, plan)
+    train = TrainConfig(micro_batch_size=plan.micro_batch, seq_len=seq_len // plan.cp)
+    problems += [
+        f"quantization = {plan.quantization}: {problem.text}"
+        for problem in (
+            *list_block_conflicts(model, plan.parallel, plan.section),
+            *list_unit_conflicts(model, plan.parallel, plan.section, train),
+        )
+    ]
+    return problems
+
+
+def list_missing_instructions(hardware: Hardware, plan: PlanConfig) -> list[str]:
+    """What of a recipe the device would have to emulate, which no law is of."""
+    if plan.recipe is None or plan.recipe.feature_unit == 1 or hardware.multiplies_blocks:
+        return []
+    return [
+        f"quantization = {plan.quantization}: {hardware.title} has no instruction for blocks that share a scale, which "
+        "came with Blackwell; it would be emulated, which the planner has no rates of"
+    ]
 
 
 def count_bytes(tensors: Iterable[Tensor], contract: ModelContract) -> int:

@@ -11,7 +11,7 @@ from plait.planner.hardware.measured import CALIBRATED
 from plait.planner.memory.peak import predict_memory
 from plait.planner.memory.static import count_stage_parameters
 from plait.planner.plan_config import PlanConfig
-from plait.planner.planned import derive_planned_model, is_attention
+from plait.planner.planned import derive_planned_model, is_attention, list_recipe_problems
 from plait.planner.prediction import Prediction
 from plait.planner.stages import ENDS_AS_BLOCKS, derive_stages
 from plait.planner.step.block import build_layers
@@ -36,11 +36,10 @@ def predict(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_len: 
     step = _build_step(model, cluster, plan, seq_len, num_micro_batches)
     capacity_bytes = cluster.hardware.memory.capacity_bytes.value
     memory = predict_memory(model, plan, seq_len, num_micro_batches, capacity_bytes)
-    dtype = "float8" if plan.quantization != "none" else plan.precision.compute
     return Prediction(
         model, cluster, plan, seq_len, global_batch, step, memory,
         model_flops=derive_model_flops(model, seq_len) * global_batch,
-        peak_flops_per_s=cluster.hardware.peak(dtype).value,
+        peak_flops_per_s=cluster.hardware.peak(plan.gemm_dtype).value,
         weak=_list_weak(cluster, plan),
     )  # fmt: skip
 
@@ -67,6 +66,7 @@ def check_plan(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_le
     tokens = plan.micro_batch * seq_len // plan.cp
     if plan.sequence_parallel and tokens < plan.tp:
         problems.append(f"{tokens} tokens of a micro-batch cannot be sharded over tp = {plan.tp}")
+    problems += list_recipe_problems(model, cluster.hardware, plan, seq_len)
     if problems:
         raise ConfigError.from_problems("plan", problems)
 
@@ -114,6 +114,7 @@ def _list_weak(cluster: Cluster, plan: PlanConfig) -> tuple[str, ...]:
         weak.append("a tp group that leaves the scale-up domain: network efficiency is assumed, .4 to .95 seen")
     if plan.quantization == "fp8_rowwise":
         weak.append("rowwise scales: its GEMMs were not measured, and are timed as tensorwise ones")
+    weak += list_weak_recipes(plan)
     if cluster.hardware.derate.training.provenance == "assumed":
         weak.append(f"{cluster.hardware.name}: the derate of training is assumed, no step was measured on it")
     if plan.interleave > _MANY_CHUNKS:
@@ -123,6 +124,22 @@ def _list_weak(cluster: Cluster, plan: PlanConfig) -> tuple[str, ...]:
         )
     weak += _list_unmeasured(cluster, plan)
     return tuple(weak)
+
+
+def list_weak_recipes(plan: PlanConfig) -> list[str]:
+    """What of a recipe is not known as well as the rest."""
+    weak, recipe = [], plan.recipe
+    if plan.section.resolved is not None:
+        weak.append(
+            "all blocks are timed as quantized, those too that a run keeps (quantization.keep_first, keep_last)"
+        )
+    if plan.quantization == "mxfp8":
+        weak.append("mxfp8: its GEMMs were not measured, and are timed as those of float8 with one scale for a tensor")
+    if plan.quantization == "nvfp4":
+        weak.append("nvfp4: its GEMMs were not measured: the data sheet's peak, at the share of it that float8 reaches")
+    if plan.tp > 1 and recipe is not None and any(each.needs_amax for each in recipe.operands.values()):
+        weak.append(f"{plan.quantization}: that ranks agree on largest magnitudes before each pass is not timed")
+    return weak
 
 
 def _list_unmeasured(cluster: Cluster, plan: PlanConfig) -> list[str]:

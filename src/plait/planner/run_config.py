@@ -1,5 +1,6 @@
 """From a plan to the config of a run that `plait train` takes."""
 
+from plait.config.quantization import QuantizationConfig
 from plait.config.run import RunConfig
 from plait.errors import ConfigError, PlaitError
 from plait.planner.plan import PlanReport, with_settings
@@ -23,9 +24,21 @@ def build_run_config(prediction: Prediction, base: RunConfig) -> RunConfig:
             "parallel": plan.parallel,
             "overlap": plan.overlap,
             "precision": plan.precision,
+            "quantization": _choose_section(prediction, base),
             "train": base.train.model_copy(update=train),
         }
     )
+
+
+def _choose_section(prediction: Prediction, base: RunConfig) -> QuantizationConfig:
+    """What the run said of the recipe, or else its defaults: the first and last blocks kept, if that leaves any."""
+    plan = prediction.plan
+    if base.quantization.recipe == plan.quantization:
+        return base.quantization
+    kept = QuantizationConfig.model_fields["keep_first"].default + QuantizationConfig.model_fields["keep_last"].default
+    if plan.section.resolved is None or prediction.model.num_layers <= kept:
+        return plan.section
+    return QuantizationConfig(recipe=plan.section.recipe)
 
 
 def choose_runnable(report: PlanReport) -> tuple[Prediction, str]:

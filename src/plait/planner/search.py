@@ -144,9 +144,9 @@ class _Search:
 
     def _bound_step(self) -> dict[str, float]:
         """GEMMs of linears at the rate that none exceeds, shared out evenly: the least that a step takes."""
-        task, plan = self.task, PlanConfig(precision=self.fixed.get("precision", PlanConfig().precision))
-        quantized = ["float8"] if self.fixed.get("quantization", "none") != "none" else []
-        rate = max(_derive_rate(task, dtype) for dtype in [plan.precision.compute, *quantized])
+        given = {name: self.fixed[name] for name in ("precision", "quantization") if name in self.fixed}
+        task, plan = self.task, PlanConfig(**given)
+        rate = max(_derive_rate(task, dtype) for dtype in {plan.precision.compute, plan.gemm_dtype})
         contract = derive_planned_model(task.model, plan, task.seq_len)
         sums = {
             name: sum(gemm.flops for op in ops if is_linear(op) for gemm in list_gemms((*op.forward, *op.backward)))

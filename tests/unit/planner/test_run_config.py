@@ -6,6 +6,8 @@ import pytest
 
 from plait.config.file.format import format_run_config
 from plait.config.load import load_run_config
+from plait.config.quantization import QuantizationConfig
+from plait.config.recipe import RECIPES
 from plait.errors import ConfigError
 from plait.planner import Cluster, PlanReport, load_hardware, plan
 from plait.planner.plan_config import PlanConfig
@@ -27,6 +29,37 @@ def test_the_written_run_loads_as_the_same(tmp_path: Path) -> None:
     assert (run.parallel.tp, run.parallel.dp, run.seq_len, run.train.steps) == (2, 2, 128, 7)
     assert run.tokens_per_step == 16 * 128
     assert run.data == BASE.data
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_written_and_runs(recipe: str, tmp_path: Path) -> None:
+    """Where there are blocks beside the first and the last, those are kept, as where a run says no more."""
+    base = load_run_config("llama-demo", ["model.num_layers=4"])
+    report = plan(
+        base.model, Cluster(load_hardware("b200"), 4), seq_len=128, global_batch=16, fixed={"quantization": recipe}
+    )
+    prediction, _ = choose_runnable(report)
+    run = build_run_config(prediction, base)
+    path = tmp_path / "plan.toml"
+    path.write_text(format_run_config(run))
+    assert load_run_config(str(path)) == run
+    assert run.quantization == QuantizationConfig.model_validate(recipe)
+    assert any("all blocks are timed as quantized" in weak for weak in prediction.weak)
+
+
+def test_what_a_run_says_of_its_recipe_is_kept() -> None:
+    asked = ["model.num_layers=4", "quantization=mxfp8", "quantization.keep_first=2", "quantization.layers=mlp_only"]
+    base = load_run_config("llama-demo", asked)
+    fixed = {"quantization": "mxfp8", "tp": 2}
+    report = plan(base.model, Cluster(load_hardware("b200"), 4), seq_len=128, global_batch=16, fixed=fixed)
+    assert build_run_config(choose_runnable(report)[0], base).quantization == base.quantization
+
+
+def test_of_two_blocks_both_are_quantized() -> None:
+    fixed = {"quantization": "fp8_currentscaling"}
+    report = plan(BASE.model, Cluster(load_hardware("h100"), 4), seq_len=128, global_batch=16, fixed=fixed)
+    run = build_run_config(choose_runnable(report)[0], BASE)
+    assert (run.quantization.keep_first, run.quantization.keep_last) == (0, 0)
 
 
 def test_what_is_fixed_and_the_runtime_lacks_is_refused() -> None:

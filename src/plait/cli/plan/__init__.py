@@ -113,6 +113,8 @@ def _load(source: str, overrides: Sequence[str], options: dict[str, Any]) -> tup
             raise problems[0]
         raise ConfigError.from_problems("plait plan", [_describe(problem) for problem in problems])
     given: dict[str, Any] = {name: getattr(run, name) for name in _SECTIONS if name in run.model_fields_set}
+    if "quantization" in run.model_fields_set:
+        given["quantization"] = run.quantization.recipe
     return run, hardware, {**given, **fixed}
 
 

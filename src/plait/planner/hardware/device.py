@@ -154,6 +154,11 @@ class Hardware:
             raise self._lack("gemm", dtype, self.gemms)
         return gemm
 
+    @property
+    def multiplies_blocks(self) -> bool:
+        """Whether it has instructions for numbers whose scales are of blocks: those came with that for float4."""
+        return "float4" in self.peaks
+
     def has_gemm(self, dtype: str) -> bool:
         """Whether the catalog says how long GEMMs of a number format take."""
         return _FORMATS.get(dtype, dtype) in self.gemms

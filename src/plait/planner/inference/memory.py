@@ -124,17 +124,19 @@ class _Need:
 
 
 def derive_weight_bytes(contract: PlannedModel, server: ServerConfig) -> float:
-    """What the rank holds of the parameters; linears inside blocks in one byte an element if they are quantized."""
+    """What the rank holds of the parameters; linears inside blocks with their scales if they are quantized."""
     width = width_bytes(server.precision.compute)
     numel = contract.config.num_layers * contract.block_parameters + contract.both_ends_parameters
     total = numel * width
-    if server.quantization == "none":
+    recipe = server.build_plan(1, sequence_parallel=False).recipe
+    if recipe is None:
         return float(total)
     weights = [op.parameters for op in contract.block if is_linear(op)]
-    quantized = sum(
+    quantized = [
         each.layout.local_numel(contract.setting.rank) for held in weights for each in held if len(each.dims) > 1
-    )
-    return float(total - contract.config.num_layers * quantized * (width - 1))
+    ]
+    saved = sum(numel * width - recipe.weight.row_bytes(numel) for numel in quantized)
+    return float(total - contract.config.num_layers * saved)
 
 
 def _derive_kv_bytes(contract: PlannedModel) -> float:

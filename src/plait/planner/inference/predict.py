@@ -1,11 +1,15 @@
 """Predict a server of one tensor degree."""
 
+from plait.config.conflicts import list_block_conflicts
 from plait.config.model import GptConfig, ModelConfig
+from plait.errors import ConfigError, ShardingError
 from plait.planner.cluster import Cluster
 from plait.planner.inference.forward import build_decode, build_prefill
 from plait.planner.inference.memory import predict_inference_memory
 from plait.planner.inference.prediction import InferencePrediction
 from plait.planner.inference.server import Load, ServerConfig, check_load, check_server
+from plait.planner.planned import list_missing_instructions
+from plait.planner.predict import list_weak_recipes
 
 
 def predict_inference(model: ModelConfig, cluster: Cluster, server: ServerConfig, load: Load) -> InferencePrediction:
@@ -17,6 +21,7 @@ def predict_inference(model: ModelConfig, cluster: Cluster, server: ServerConfig
     """
     check_load(load, model.max_seq_len)
     check_server(server, cluster.num_devices)
+    _check_recipe(model, cluster, server)
     served = _drop_dropout(model)
     prefills = {
         mode: build_prefill(served, cluster, server, load, sequence_parallel=mode) for mode in _list_modes(server, load)
@@ -30,6 +35,14 @@ def predict_inference(model: ModelConfig, cluster: Cluster, server: ServerConfig
         model, cluster, server.in_mode(mode), load, prefills[mode].cost, decode.cost,
         prefills[mode].terms, decode.terms, memory, _list_weak(cluster, server, load),
     )  # fmt: skip
+
+
+def _check_recipe(model: ModelConfig, cluster: Cluster, server: ServerConfig) -> None:
+    plan = server.build_plan(1, sequence_parallel=False)
+    if problems := list_missing_instructions(cluster.hardware, plan):
+        raise ConfigError.from_problems("inference", problems)
+    if torn := next(iter(list_block_conflicts(model, plan.parallel, plan.section)), None):
+        raise ShardingError(f"tp = {server.tp}, quantization = {server.quantization}: {torn.text}", hint=torn.hint)
 
 
 def _list_modes(server: ServerConfig, load: Load) -> tuple[bool, ...]:
@@ -57,4 +70,5 @@ def _list_weak(cluster: Cluster, server: ServerConfig, load: Load) -> tuple[str,
         weak.append("all-reduces are the library's: one-shot kernels are faster for few tokens, and were not measured")
     if server.quantization == "fp8_rowwise":
         weak.append("rowwise scales: its GEMMs were not measured, and are timed as tensorwise ones")
+    weak += list_weak_recipes(server.build_plan(1, sequence_parallel=False))
     return tuple(weak)

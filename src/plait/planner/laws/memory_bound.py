@@ -45,12 +45,17 @@ def _estimate_each(hardware: Hardware, each: Constant, count: float, *, kernels:
 
 
 def estimate_quantize(
-    hardware: Hardware, num_elements: float, *, delayed: bool = False, transposed: bool = False
+    hardware: Hardware,
+    num_elements: float,
+    *,
+    is_scale_known: bool = False,
+    transposed: bool = False,
+    element_bytes: float = 1.0,
 ) -> Estimate:
-    """A tensor in two bytes an element, cast to one.
+    """A tensor in two bytes an element, cast to `element_bytes`, those of its scales included.
 
-    The largest value is found in a pass before, unless scaling is `delayed`; a copy is written the other way round for
-    the GEMM that contracts the other dim where `transposed`.
+    The largest value is found in a pass before unless the scale is known, from earlier steps or block by block; a copy
+    is written the other way round for the GEMM that contracts the other dim where `transposed`.
     """
-    num_bytes = num_elements * ((0 if delayed else 2) + 2 + 1 + (1 if transposed else 0))
-    return estimate_memory_bound(hardware, num_bytes, kernels=1 if delayed else 2)
+    num_bytes = num_elements * ((0 if is_scale_known else 2) + 2 + element_bytes * (2 if transposed else 1))
+    return estimate_memory_bound(hardware, num_bytes, kernels=1 if is_scale_known else 2)

@@ -75,7 +75,7 @@ def describe_memory(prediction: Prediction) -> str:
 def describe_mfu(prediction: Prediction) -> str:
     """What MFU is a share of: `of the datasheet's dense bfloat16 rate, 989 TFLOP/s`."""
     plan, peaks = prediction.plan, prediction.cluster.hardware.peaks.values()
-    dtype = plan.precision.compute if plan.quantization == "none" else "fp8"
+    dtype = {"float8": "fp8", "float4": "fp4"}.get(plan.gemm_dtype, plan.gemm_dtype)
     rate = prediction.peak_flops_per_s
     stated = any(peak.value == rate and peak.provenance == "datasheet" for peak in peaks)
     whose = "the datasheet's dense" if stated else "the file's"

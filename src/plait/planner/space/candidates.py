@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from plait.config.model import ModelConfig
 from plait.config.overlap import OverlapConfig
+from plait.config.recipe import RECIPES
 from plait.planner.plan_config import PlanConfig, Recompute, Sharded
 from plait.planner.space.degrees import Degrees, Task, list_divisors
 from plait.planner.space.fixed import Fixed
@@ -46,10 +47,13 @@ def list_candidates(degrees: Degrees, task: Task, fixed: Fixed) -> Iterator[Cand
     """All within degrees, in a fixed order."""
     share = task.global_batch // degrees.dp
     micro_batches = list_divisors(share) if "micro_batch" not in fixed else [fixed["micro_batch"]]
+    recipe = RECIPES.get(fixed.get("quantization", "none"))
+    unit = 1 if recipe is None else recipe.token_unit
     modes = [fixed["sequence_parallel"]] if "sequence_parallel" in fixed else [True, False]
     for sequence_parallel in modes if degrees.tp > 1 else modes[:1]:
         for micro_batch in micro_batches:
-            if share % micro_batch or _lacks_tokens(degrees, task, micro_batch, sequence_parallel=sequence_parallel):
+            tokens = micro_batch * task.seq_len // degrees.cp
+            if share % micro_batch or tokens % unit or (sequence_parallel and tokens // unit < degrees.tp):
                 continue
             for interleave in _list_interleaves(degrees, task.model, fixed, share // micro_batch):
                 for recompute in [fixed["recompute"]] if "recompute" in fixed else get_args(Recompute):
@@ -98,10 +102,6 @@ def _list_shards(dp: int, cp: int, sharded: Sharded, fixed: Fixed) -> Sequence[i
     if sharded == "nothing":
         return [1]
     return [shard for shard in list_divisors(dp) if shard * cp > 1 or (dp * cp == 1 and "sharded" in fixed)]
-
-
-def _lacks_tokens(degrees: Degrees, task: Task, micro_batch: int, *, sequence_parallel: bool) -> bool:
-    return sequence_parallel and micro_batch * task.seq_len // degrees.cp < degrees.tp
 
 
 def _list_interleaves(degrees: Degrees, model: ModelConfig, fixed: Fixed, num_micro_batches: int) -> Sequence[int]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from plait.config.conflicts import list_block_conflicts
 from plait.config.model import ModelConfig
 from plait.errors import PlaitError
 from plait.planner.cluster import Cluster
@@ -97,11 +98,13 @@ def _has_other_shards(fixed: Fixed, dp: int) -> bool:
     return bool(dp % given)
 
 
-def _keep(task: Task, fixed: Fixed, axis: str, refuse: Callable[[Task, int], str], refused: list[Refusal]) -> list[int]:
+def _keep(
+    task: Task, fixed: Fixed, axis: str, refuse: Callable[[Task, Fixed, int], str], refused: list[Refusal]
+) -> list[int]:
     """The degrees of one axis that can be; those that cannot are added to `refused`."""
     kept = []
     for degree in [fixed[axis]] if axis in fixed else list_divisors(task.cluster.num_devices):
-        reason = "" if degree == 1 else refuse(task, degree)
+        reason = "" if degree == 1 else refuse(task, fixed, degree)
         if reason:
             refused.append(Refusal(f"{axis} = {degree}", reason))
         else:
@@ -109,23 +112,25 @@ def _keep(task: Task, fixed: Fixed, axis: str, refuse: Callable[[Task, int], str
     return kept
 
 
-def _refuse_tp(task: Task, degree: int) -> str:
+def _refuse_tp(task: Task, fixed: Fixed, degree: int) -> str:
     if degree > MAX_TP:
         return f"tp is at most {MAX_TP}"
+    plan = PlanConfig(tp=degree, sequence_parallel=False, quantization=fixed.get("quantization", "none"))
     try:
-        derive_planned_model(task.model, PlanConfig(tp=degree, sequence_parallel=False), task.seq_len)
+        derive_planned_model(task.model, plan, task.seq_len)
     except PlaitError as error:
         return error.message
-    return ""
+    torn = next(list_block_conflicts(task.model, plan.parallel, plan.section), None)
+    return "" if torn is None else f"{plan.quantization}: {torn.text}"
 
 
-def _refuse_cp(task: Task, degree: int) -> str:
+def _refuse_cp(task: Task, _: Fixed, degree: int) -> str:
     if task.seq_len % (2 * degree):
         return f"sequences of {task.seq_len} tokens cannot be cut into the {2 * degree} parts of its zigzag order"
     return ""
 
 
-def _refuse_pp(task: Task, degree: int) -> str:
+def _refuse_pp(task: Task, _: Fixed, degree: int) -> str:
     if degree > task.model.num_layers + ENDS_AS_BLOCKS:
         return f"{task.model.num_layers} blocks cannot be shared out over so many stages"
     return ""

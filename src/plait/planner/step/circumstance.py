@@ -40,7 +40,7 @@ class Circumstance:
     @property
     def gemm_dtype(self) -> str:
         """In which format linears inside blocks multiply."""
-        return self.plan.precision.compute if self.plan.quantization == "none" else "float8"
+        return self.plan.gemm_dtype
 
     def place(self, axis: Axis) -> Placement:
         """Where the ranks of an axis lie."""

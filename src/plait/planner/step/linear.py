@@ -8,6 +8,7 @@ from typing import Literal
 
 from plait.config.overlap import OverlapConfig
 from plait.contract.op import Op
+from plait.contract.quantization import count_row_bytes
 from plait.contract.step import Gemm, Move, Step, list_gemms, list_moves
 from plait.dtype import width_bytes
 from plait.planner.assumed import EXPOSED_LATENCIES
@@ -30,6 +31,12 @@ _PASSES = {
 }
 
 Direction = Literal["forward", "backward"]
+
+_READ = {"forward": ("forward",), "backward": ("wgrad",), "dy": ("dgrad", "wgrad")}
+"""By which GEMMs what is gathered is read: the input in either direction, and a gradient."""
+
+_MANY = 1024
+"""Elements in a whole number of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +86,10 @@ def build_pass(op: Op, direction: Direction, where: Circumstance, *, is_head: bo
     gemms = {gemm.what: (gemm, _time(gemm, where, dtype)) for gemm in _merge(list_gemms(steps))}
     issued = list_moves(steps)
     moves = {
-        move.tensor: (move, where.estimate_move(move.collective, wire_share=_share(move, where, dtype)))
+        move.tensor: (
+            move,
+            where.estimate_move(move.collective, wire_share=1.0 if is_head else _share(move, direction, where)),
+        )
         for move in issued
         if move.tensor in _BESIDE
     }
@@ -137,10 +147,14 @@ def _seconds(gemm: Gemm, where: Circumstance, dtype: str, num_rows: int) -> floa
     return estimate_gemm(where.hardware, m, gemm.n, k, dtype=dtype).seconds
 
 
-def _share(move: Move, where: Circumstance, dtype: str) -> float:
-    """Quantized operands are gathered as they are; sums are not, nor rows whose scales span all ranks' columns."""
-    is_operand = move.collective.kind is Movement.ALL_GATHER
-    return 0.5 if dtype == "float8" and is_operand and where.plan.quantization != "fp8_rowwise" else 1.0
+def _share(move: Move, direction: Direction, where: Circumstance) -> float:
+    """Quantized operands are gathered so; sums are not, nor rows whose scales span all ranks' columns."""
+    recipe, collective = where.plan.recipe, move.collective
+    if recipe is None or collective.kind is not Movement.ALL_GATHER or where.plan.quantization == "fp8_rowwise":
+        return 1.0
+    operand, gemms = (recipe.input, _READ[direction]) if move.tensor == "x" else (recipe.gradient, _READ["dy"])
+    width = collective.shape[1]
+    return count_row_bytes(operand, gemms, width) / (width * width_bytes(collective.dtype))
 
 
 def _build_gemm(gemm: Gemm, estimate: Estimate, where: Circumstance, dtype: str) -> Cost:
@@ -151,16 +165,20 @@ def _build_gemm(gemm: Gemm, estimate: Estimate, where: Circumstance, dtype: str)
 
 def _build_quantise(op: Op, direction: Direction, where: Circumstance, dtype: str) -> list[Cost]:
     """The operand that is not a weight, with the copy that wgrad contracts; weights are cast once a step."""
-    if dtype != "float8":
+    recipe = where.plan.recipe
+    if recipe is None or dtype != where.gemm_dtype:
         return []
     tensor = op.inputs[0] if direction == "forward" else op.outputs[0]
     rank = where.contract.setting.rank
     numel = prod(tensor.layout.local_shape(rank))
     if direction == "backward":
         numel = sum(prod(each.layout.local_shape(rank)) for each in op.outputs)
-    recipe = where.plan.quantization
-    passes = 2 if recipe == "fp8_rowwise" else 1
-    one = estimate_quantize(where.hardware, numel, delayed=recipe == "fp8_delayedscaling", transposed=True)
+    passes = 2 if where.plan.quantization == "fp8_rowwise" else 1
+    operand = recipe.input if direction == "forward" else recipe.gradient
+    one = estimate_quantize(
+        where.hardware, numel, is_scale_known=not operand.needs_amax, transposed=True,
+        element_bytes=operand.row_bytes(_MANY) / _MANY,
+    )  # fmt: skip
     return [join("quantise", [build_cost("quantise", Kind.MEMORY_BOUND, one)], times=passes)]
 
 

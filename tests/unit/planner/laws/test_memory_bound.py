@@ -31,7 +31,9 @@ def test_quantise_passes_are_counted_in_bytes() -> None:
     seconds = 1e9 / (0.8 * 3.35e12)
     assert estimate_quantize(h100, 1e9).seconds == pytest.approx(6e-6 + 5 * seconds)
     assert estimate_quantize(h100, 1e9, transposed=True).seconds == pytest.approx(6e-6 + 6 * seconds)
-    assert estimate_quantize(h100, 1e9, delayed=True).seconds == pytest.approx(3e-6 + 3 * seconds)
+    assert estimate_quantize(h100, 1e9, is_scale_known=True).seconds == pytest.approx(3e-6 + 3 * seconds)
+    mxfp8 = estimate_quantize(h100, 1e9, is_scale_known=True, transposed=True, element_bytes=33 / 32)
+    assert mxfp8.seconds == pytest.approx(3e-6 + (2 + 2 * 33 / 32) * seconds)
 
 
 def test_a_guessed_bandwidth_makes_it_less_certain() -> None:
