@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from plait.config.recipe import RECIPES, Recipe
-from plait.contract.quantization import Orientation
-from plait.quant.cast import Quantized, quantize
+from plait.quant.cast import Quantized
 from plait.quant.matmul import multiply, prepare
 from plait.quant.native import find_capability
-from plait.quant.scale import derive_scale, measure_amax
 from plait.quant.select import Gemm, Kernel, select_kernels
+from tests.support.quantized_matrices import BOTH, quantize_alone
 
-BOTH: tuple[Orientation, ...] = ("rows", "columns")
 NAMES = [name for name in RECIPES if name != "fp8_delayedscaling"]
 SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0] * 4)
 TOKENS, K, N = 192, 160, 96
@@ -33,11 +31,8 @@ def build(name: str, tensor: str, rows: int, width: int, device: str, *, seed: i
     noise = torch.rand(rows, width, generator=generator).to(device)
     recipe, operand = RECIPES[name], RECIPES[name].operands[tensor]
     x, signs = x.to(device), SIGNS.to(device) if recipe.hadamard and tensor != "weight" else None
-    scales: Any = (None, None)
-    if operand.has_tensor_scale:
-        scales = derive_scale(measure_amax(x, operand, BOTH, signs=signs), operand).unbind()
     is_noisy = recipe.stochastic_rounding and tensor == "gradient"
-    return quantize(x, operand, BOTH, scales, noise=(noise, noise) if is_noisy else None, signs=signs)
+    return quantize_alone(x, operand, noise=(noise, noise) if is_noisy else None, signs=signs)
 
 
 @pytest.mark.parametrize("name", NAMES)

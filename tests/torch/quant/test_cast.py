@@ -1,8 +1,7 @@
 """Quantized matrices: where bytes lie, that any whole blocks of rows are a matrix of their own, and odd blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -10,26 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plait.config.recipe import Operand
 from plait.contract.quantization import Orientation
 from plait.errors import ShardingError
 from plait.quant import cast
 from plait.quant.cast import Quantized, quantize
 from plait.quant.formats import decode, encode, pack
 from plait.quant.hadamard import mix
-from plait.quant.scale import derive_scale, measure_amax
+from plait.quant.scale import derive_scale
 from plait.sharding import Interval
+from tests.support.quantized_matrices import BOTH, OPERANDS, find_scales, quantize_alone
 
-BOTH: tuple[Orientation, ...] = ("rows", "columns")
 SIGNS = torch.tensor([1.0, -1.0, -1.0, 1.0] * 4)
-OPERANDS = {
-    "e4m3 current": Operand("e4m3", "current"),
-    "e5m2 delayed": Operand("e5m2", "delayed"),
-    "e4m3 block32": Operand("e4m3", "block32"),
-    "e5m2 block32": Operand("e5m2", "block32"),
-    "e2m1 block32": Operand("e2m1", "block32"),
-    "e2m1 block16": Operand("e2m1", "block16"),
-}
 EACH = pytest.mark.parametrize("name", list(OPERANDS))
 BLOCKED = pytest.mark.parametrize("name", [name for name in OPERANDS if "block" in name])
 
@@ -40,24 +30,10 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return x * torch.randint(-6, 6, shape, generator=generator).float().exp2()
 
 
-def find_scales(
-    x: Tensor, operand: Operand, orientations: tuple[Orientation, ...], signs: Tensor | None = None
-) -> Sequence[Tensor | None]:
-    if not operand.has_tensor_scale:
-        return (None,) * len(orientations)
-    return derive_scale(measure_amax(x, operand, orientations, signs=signs), operand).unbind()
-
-
-def quantize_alone(x: Tensor, name: str, orientations: tuple[Orientation, ...] = BOTH, **options: Any) -> Quantized:
-    operand = OPERANDS[name]
-    scales = find_scales(x, operand, orientations, options.get("signs"))
-    return quantize(x, operand, orientations, scales, **options)
-
-
 @EACH
 @pytest.mark.parametrize("orientations", [("rows",), ("columns",), BOTH])
 def test_a_row_has_the_bytes_that_contracts_say(name: str, orientations: tuple[Orientation, ...]) -> None:
-    quantized = quantize_alone(draw(64, 96), name, orientations)
+    quantized = quantize_alone(draw(64, 96), OPERANDS[name], orientations)
     assert quantized.payload.shape == (64, len(orientations) * OPERANDS[name].row_bytes(96))
     assert quantized.payload.dtype == torch.uint8
     assert quantized.payload.is_contiguous()
@@ -66,7 +42,7 @@ def test_a_row_has_the_bytes_that_contracts_say(name: str, orientations: tuple[O
 def test_codes_lie_before_the_scales_of_the_blocks_of_the_row() -> None:
     x = torch.zeros(2, 64)
     x[0, 0], x[0, 40], x[1, 63] = 448.0, 2.0 * 448, -0.5 * 448
-    payload = quantize_alone(x, "e4m3 block32", ("rows",)).payload
+    payload = quantize_alone(x, OPERANDS["e4m3 block32"], ("rows",)).payload
     # 0x7E is 448; scales are 2**(code - 127), and 0 where all is zero.
     assert payload[0].tolist() == [0x7E] + [0] * 39 + [0x7E] + [0] * 23 + [127, 128]
     assert payload[1].tolist() == [0] * 63 + [0xFE] + [0, 126]
@@ -76,28 +52,28 @@ def test_scales_of_blocks_of_columns_are_spread_over_their_rows() -> None:
     x = torch.zeros(64, 64)
     x[:32], x[32:] = 448.0, 2.0 * 448
     x[:32, 2] = 4.0 * 448
-    payload = quantize_alone(x, "e4m3 block32", ("columns",)).payload
+    payload = quantize_alone(x, OPERANDS["e4m3 block32"], ("columns",)).payload
     # A row carries 64 / 32 bytes of them: row 1 those of columns 2 and 3.
     assert payload[:, 64:].tolist() == [[127, 127], [129, 127]] + [[127, 127]] * 30 + [[128, 128]] * 32
 
 
 def test_two_numbers_lie_in_a_byte() -> None:
     x = torch.tensor([[6.0, -3.0] + [0.0] * 14])
-    payload = quantize_alone(x, "e2m1 block16", ("rows",)).payload
+    payload = quantize_alone(x, OPERANDS["e2m1 block16"], ("rows",)).payload
     assert payload.tolist() == [[0xD7] + [0] * 7 + [0x7E]]
 
 
 @EACH
 def test_orientations_lie_one_after_the_other_and_do_not_depend_on_each_other(name: str) -> None:
     x = draw(64, 96)
-    both = quantize_alone(x, name, signs=SIGNS)
-    alone = [quantize_alone(x, name, (orientation,), signs=SIGNS).payload for orientation in BOTH]
+    both = quantize_alone(x, OPERANDS[name], signs=SIGNS)
+    alone = [quantize_alone(x, OPERANDS[name], (orientation,), signs=SIGNS).payload for orientation in BOTH]
     assert torch.equal(both.payload, torch.cat(alone, dim=1))
 
 
 @EACH
 def test_numbers_are_codes_times_scales(name: str) -> None:
-    operand, quantized = OPERANDS[name], quantize_alone(draw(64, 96), name)
+    operand, quantized = OPERANDS[name], quantize_alone(draw(64, 96), OPERANDS[name])
     for orientation in BOTH:
         numbers = decode(quantized.view_codes(orientation), operand.format).double()
         scales = quantized.view_block_scales(orientation)
@@ -115,7 +91,7 @@ def test_numbers_are_codes_times_scales(name: str) -> None:
 @EACH
 def test_numbers_are_near_what_was_quantized(name: str) -> None:
     x = draw(64, 96)
-    quantized = quantize_alone(x, name)
+    quantized = quantize_alone(x, OPERANDS[name])
     # Half of the last bit of each mantissa; what is small beside its scale loses more.
     bits = {"e4m3": 3, "e5m2": 2, "e2m1": 1}[OPERANDS[name].format]
     for orientation in BOTH:
@@ -124,21 +100,21 @@ def test_numbers_are_near_what_was_quantized(name: str) -> None:
 
 
 def test_without_blocks_one_orientation_stands_for_both() -> None:
-    quantized = quantize_alone(draw(64, 96), "e4m3 current", ("columns",))
+    quantized = quantize_alone(draw(64, 96), OPERANDS["e4m3 current"], ("columns",))
     assert torch.equal(quantized.decode("rows", torch.float32), quantized.decode("columns", torch.float32))
     assert quantized.scale_of("rows") is quantized.scales[0]
 
 
 def test_with_blocks_no_orientation_stands_for_the_other() -> None:
     with pytest.raises(ValueError, match="not in tuple"):
-        quantize_alone(draw(64, 96), "e4m3 block32", ("rows",)).decode("columns", torch.float32)
+        quantize_alone(draw(64, 96), OPERANDS["e4m3 block32"], ("rows",)).decode("columns", torch.float32)
 
 
 @EACH
 @given(start=st.integers(0, 4), length=st.integers(0, 4))
 def test_rows_of_a_quantized_matrix_are_those_rows_quantized(name: str, start: int, length: int) -> None:
     x = draw(256, 32)
-    whole = quantize_alone(x, name, signs=SIGNS)
+    whole = quantize_alone(x, OPERANDS[name], signs=SIGNS)
     rows = Interval(32 * start, 32 * (start + length))
     part = quantize(x[rows.start : rows.stop], whole.operand, BOTH, whole.scales, signs=SIGNS)
     assert torch.equal(whole.narrow(rows).payload, part.payload)
@@ -151,7 +127,7 @@ def test_rows_of_a_quantized_matrix_are_those_rows_quantized(name: str, start: i
 @given(start=st.integers(0, 2), length=st.integers(1, 3))
 def test_columns_of_a_quantized_matrix_are_those_columns_quantized(name: str, start: int, length: int) -> None:
     x = draw(32, 192)
-    whole = quantize_alone(x, name, signs=SIGNS)
+    whole = quantize_alone(x, OPERANDS[name], signs=SIGNS)
     columns = slice(32 * start, 32 * (start + length))
     part = quantize(x[:, columns], whole.operand, BOTH, whole.scales, signs=SIGNS)
     for orientation in BOTH:
@@ -162,7 +138,7 @@ def test_columns_of_a_quantized_matrix_are_those_columns_quantized(name: str, st
 @EACH
 def test_what_ranks_quantized_is_gathered_to_what_one_would_have(name: str) -> None:
     x = draw(96, 64)
-    whole = quantize_alone(x, name, signs=SIGNS)
+    whole = quantize_alone(x, OPERANDS[name], signs=SIGNS)
     shards = [quantize(x[rows], whole.operand, BOTH, whole.scales, signs=SIGNS) for rows in _cut(32, 96)]
     gathered = shards[0].with_payload(torch.cat([shard.payload for shard in shards]))
     for orientation in BOTH:
@@ -178,7 +154,7 @@ def test_pieces_leave_no_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     x, noise = draw(256, 64), torch.rand(256, 64, generator=torch.Generator().manual_seed(3))
 
     def run() -> Quantized:
-        return quantize_alone(x, name, noise=(noise, noise.flip(0)), signs=SIGNS)
+        return quantize_alone(x, OPERANDS[name], noise=(noise, noise.flip(0)), signs=SIGNS)
 
     whole = run()
     monkeypatch.setattr(cast, "_PIECE", 1)
@@ -192,7 +168,7 @@ def test_pieces_leave_no_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 @given(exponent=st.integers(-30, 30))
 def test_powers_of_two_pass_to_the_scales(name: str, exponent: int) -> None:
     x = draw(32, 64)
-    one, other = quantize_alone(x, name), quantize_alone(x * 2.0**exponent, name)
+    one, other = quantize_alone(x, OPERANDS[name]), quantize_alone(x * 2.0**exponent, OPERANDS[name])
     for orientation in BOTH:
         assert torch.equal(one.view_codes(orientation), other.view_codes(orientation))
         numbers = one.dequantize(orientation, torch.float64) * 2.0**exponent
@@ -203,22 +179,24 @@ def test_powers_of_two_pass_to_the_scales(name: str, exponent: int) -> None:
 @EACH
 def test_other_dtypes_are_seen_as_float32(name: str, dtype: torch.dtype) -> None:
     x = draw(32, 64).to(dtype)
-    assert torch.equal(quantize_alone(x, name).payload, quantize_alone(x.float(), name).payload)
+    assert torch.equal(quantize_alone(x, OPERANDS[name]).payload, quantize_alone(x.float(), OPERANDS[name]).payload)
 
 
 @EACH
 def test_matrices_need_not_be_contiguous(name: str) -> None:
     x = draw(64, 32).T
-    assert torch.equal(quantize_alone(x, name).payload, quantize_alone(x.contiguous(), name).payload)
+    assert torch.equal(
+        quantize_alone(x, OPERANDS[name]).payload, quantize_alone(x.contiguous(), OPERANDS[name]).payload
+    )
 
 
 def test_columns_are_mixed_before_they_are_quantized() -> None:
     x = draw(32, 64)
-    mixed = quantize_alone(x, "e2m1 block16", signs=SIGNS)
-    plain = quantize_alone(mix(x, SIGNS), "e2m1 block16")
+    mixed = quantize_alone(x, OPERANDS["e2m1 block16"], signs=SIGNS)
+    plain = quantize_alone(mix(x, SIGNS), OPERANDS["e2m1 block16"])
     assert torch.equal(mixed.decode("columns", torch.float32), plain.decode("columns", torch.float32))
     assert torch.equal(
-        mixed.decode("rows", torch.float32), quantize_alone(x, "e2m1 block16").decode("rows", torch.float32)
+        mixed.decode("rows", torch.float32), quantize_alone(x, OPERANDS["e2m1 block16"]).decode("rows", torch.float32)
     )
 
 
@@ -226,7 +204,7 @@ def test_columns_are_mixed_before_they_are_quantized() -> None:
 def test_each_orientation_is_rounded_by_its_own_noise(name: str) -> None:
     x, never = draw(32, 64), torch.full((32, 64), 1 - 2.0**-24)
     always = torch.zeros(32, 64)
-    noisy = quantize_alone(x, name, noise=(always, never))
+    noisy = quantize_alone(x, OPERANDS[name], noise=(always, never))
     rows, columns = (noisy.dequantize(orientation, torch.float64).abs() for orientation in BOTH)
     wide = x.double().abs()
     # Noise zero goes away from zero wherever the format allows, noise near one goes to zero.
@@ -245,7 +223,7 @@ ZEROS: dict[str, Callable[[], Tensor]] = {
 @pytest.mark.parametrize("kind", list(ZEROS))
 def test_zeros_stay_zeros(name: str, kind: str) -> None:
     x = ZEROS[kind]()
-    quantized = quantize_alone(x, name, signs=SIGNS)
+    quantized = quantize_alone(x, OPERANDS[name], signs=SIGNS)
     for orientation in BOTH:
         numbers = quantized.dequantize(orientation, torch.float32)
         assert numbers.shape == x.shape
@@ -275,7 +253,7 @@ def test_what_is_not_finite_makes_its_block_nan_and_no_other(name: str, wrong: f
 
 @EACH
 def test_all_of_a_tensor_that_is_not_finite_is_nan_under_its_own_scale(name: str) -> None:
-    quantized = quantize_alone(torch.full((32, 32), torch.nan), name)
+    quantized = quantize_alone(torch.full((32, 32), torch.nan), OPERANDS[name])
     for orientation in BOTH:
         assert quantized.dequantize(orientation, torch.float32).isnan().all()
 
@@ -303,18 +281,18 @@ def test_torn_blocks_are_refused(name: str) -> None:
     with pytest.raises(ShardingError, match=f"{OPERANDS[name]}: 40 tokens are no whole blocks of {block}") as error:
         quantize(torch.zeros(40, 32), OPERANDS[name], BOTH, (None, None))
     assert error.value.hint == f"make batch times sequence a multiple of {block}"
-    assert len(quantize_alone(torch.zeros(40, 32), name, ("rows",)).payload) == 40
+    assert len(quantize_alone(torch.zeros(40, 32), OPERANDS[name], ("rows",)).payload) == 40
 
 
 def test_codes_are_encoded_with_the_scale_applied_first() -> None:
     x = draw(32, 32)
-    quantized = quantize_alone(x, "e4m3 current", ("rows",))
+    quantized = quantize_alone(x, OPERANDS["e4m3 current"], ("rows",))
     assert torch.equal(quantized.payload, encode(x * (torch.tensor(448.0) / x.abs().max()), "e4m3"))
-    by_blocks = quantize_alone(x, "e2m1 block32", ("rows",))
+    by_blocks = quantize_alone(x, OPERANDS["e2m1 block32"], ("rows",))
     exponents = (x.abs().amax(1, keepdim=True) / torch.tensor(6.0)).log2().ceil()
     assert torch.equal(by_blocks.payload[:, :16], pack(encode(x * (-exponents).exp2(), "e2m1")))
 
 
 def test_gradients_do_not_pass() -> None:
     x = draw(32, 32).requires_grad_()
-    assert not quantize_alone(x, "e4m3 block32").payload.requires_grad
+    assert not quantize_alone(x, OPERANDS["e4m3 block32"]).payload.requires_grad

@@ -7,20 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from plait.config.recipe import Operand
 from plait.contract.quantization import Orientation
-from plait.quant.cast import Quantized, quantize
+from plait.quant.cast import Quantized
 from plait.quant.matmul import Factor, find_accumulator, multiply, prepare
-from plait.quant.scale import derive_scale, measure_amax
 from plait.sharding import Interval
+from tests.support.quantized_matrices import BOTH, OPERANDS, quantize_alone
 
-BOTH: tuple[Orientation, ...] = ("rows", "columns")
-OPERANDS = {
-    "current": Operand("e4m3", "current"),
-    "block32": Operand("e4m3", "block32"),
-    "block16": Operand("e2m1", "block16"),
-}
-EACH = pytest.mark.parametrize("name", list(OPERANDS))
+EACH = pytest.mark.parametrize("name", ["e4m3 current", "e4m3 block32", "e2m1 block16"])
 T, K, N = 96, 64, 32
 
 FLOAT64_ROUNDING = 1e-13
@@ -31,11 +24,7 @@ FLOAT32_ROUNDING = 1e-5
 
 
 def build(name: str, *shape: int, seed: int = 0) -> Quantized:
-    x, operand = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), OPERANDS[name]
-    scales: Any = (None, None)
-    if operand.has_tensor_scale:
-        scales = derive_scale(measure_amax(x, operand, BOTH), operand).unbind()
-    return quantize(x, operand, BOTH, scales)
+    return quantize_alone(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), OPERANDS[name])
 
 
 def list_products(name: str, dtype: torch.dtype, **options: Any) -> dict[str, tuple[Factor, Factor, Tensor]]:
@@ -102,7 +91,7 @@ def test_rows_of_a_product_are_products_of_rows(name: str) -> None:
 
 
 def test_no_scale_is_applied_where_there_is_none() -> None:
-    factor = prepare(build("block32", 32, 64), "rows", torch.float32)
+    factor = prepare(build("e4m3 block32", 32, 64), "rows", torch.float32)
     assert factor.scale is None
     out = torch.empty(32, 32)
     multiply(factor, factor.T, None, out=out)
@@ -110,7 +99,7 @@ def test_no_scale_is_applied_where_there_is_none() -> None:
 
 
 def test_one_scale_is_enough() -> None:
-    a, b, expected = list_products("current", torch.float64)["forward"]
+    a, b, expected = list_products("e4m3 current", torch.float64)["forward"]
     out = torch.empty(T, N, dtype=torch.float64)
     multiply(replace(a, scale=None), b, None, out=out)
     assert a.scale is not None
@@ -144,7 +133,7 @@ def test_float64_is_summed_in_float64_and_all_else_in_float32() -> None:
 
 
 def test_factors_of_two_kernels_do_not_meet() -> None:
-    quantized = build("current", 32, 32)
+    quantized = build("e4m3 current", 32, 32)
     emulated = prepare(quantized, "rows", torch.float32)
     native = prepare(quantized, "rows", torch.float32, kernel="native")
     for a, b in ((native, emulated), (emulated, native)):

@@ -3,31 +3,21 @@
 FP8 with a scale for each tensor also runs on CPUs, by torch's own kernel. Those of GPUs: `tests/gpu/test_quant.py`.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType
 
-from plait.config.recipe import Operand
 from plait.contract.quantization import Orientation
 from plait.quant import native
-from plait.quant.cast import Quantized, quantize
+from plait.quant.cast import Quantized
 from plait.quant.formats import decode, decode_e8m0, unpack
 from plait.quant.matmul import Factor, multiply, prepare
 from plait.quant.native import find_capability, swizzle
-from plait.quant.scale import derive_scale, measure_amax
 from plait.quant.select import Kernel
 from plait.sharding import Interval
+from tests.support.quantized_matrices import OPERANDS, quantize_alone
 
-BOTH: tuple[Orientation, ...] = ("rows", "columns")
-OPERANDS = {
-    "e4m3": Operand("e4m3", "current"),
-    "e5m2": Operand("e5m2", "current"),
-    "block32": Operand("e4m3", "block32"),
-    "block16": Operand("e2m1", "block16"),
-}
 SCALES = {torch.float8_e8m0fnu: (ScalingType.BlockWise1x32, 32), torch.float8_e4m3fn: (ScalingType.BlockWise1x16, 16)}
 
 ROUNDING = 1e-6
@@ -38,11 +28,7 @@ def build(name: str, rows: int, width: int, *, seed: int) -> Quantized:
     """Integers, whose sums are exact, beside outliers that make scales of blocks differ."""
     x = torch.randint(-6, 7, (rows, width), generator=torch.Generator().manual_seed(seed)).float()
     x[::5] *= 64.0
-    operand = OPERANDS[name]
-    scales: Any = (None, None)
-    if operand.has_tensor_scale:
-        scales = derive_scale(measure_amax(x, operand, BOTH), operand, power_of_two=True).unbind()
-    return quantize(x, operand, BOTH, scales)
+    return quantize_alone(x, OPERANDS[name], power_of_two=True)
 
 
 def multiply_as_documented(
@@ -116,10 +102,10 @@ def list_gemms(x: Quantized, w: Quantized, dy: Quantized, kernel: Kernel) -> dic
 
 CASES = {
     # x [T, K], w [N, K], dy [T, N]: sizes that fill no tiles and, where the format allows, no sixteens.
-    "fp8": ("e4m3", "e4m3", "e5m2", (70, 40, 24)),
-    "fp8, whole sixteens": ("e4m3", "e4m3", "e5m2", (64, 48, 32)),
-    "mxfp8": ("block32", "block32", "block32", (160, 96, 64)),
-    "nvfp4": ("block16", "block16", "block16", (144, 80, 48)),
+    "fp8": ("e4m3 current", "e4m3 current", "e5m2 delayed", (70, 40, 24)),
+    "fp8, whole sixteens": ("e4m3 current", "e4m3 current", "e5m2 delayed", (64, 48, 32)),
+    "mxfp8": ("e4m3 block32", "e4m3 block32", "e4m3 block32", (160, 96, 64)),
+    "nvfp4": ("e2m1 block16", "e2m1 block16", "e2m1 block16", (144, 80, 48)),
 }
 
 

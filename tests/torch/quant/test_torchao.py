@@ -14,12 +14,12 @@ from torch import Tensor
 
 from plait.config.recipe import Operand
 from plait.contract.quantization import Orientation
-from plait.quant.cast import Quantized, quantize
+from plait.quant.cast import Quantized
 from plait.quant.native import swizzle
-from plait.quant.scale import derive_scale, find_multiplier, measure_amax
+from plait.quant.scale import derive_scale, find_multiplier
+from tests.support.quantized_matrices import quantize_alone
 
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-BOTH: tuple[Orientation, ...] = ("rows", "columns")
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,13 @@ def draw(dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Tensor:
     return x.to(dtype)
 
 
-def quantize_by(x: Tensor, operand: Operand, orientations: tuple[Orientation, ...], **options: Any) -> Quantized:
-    scales: tuple[Tensor | None, ...] = (None,) * len(orientations)
-    if operand.has_tensor_scale:
-        scales = derive_scale(measure_amax(x, operand, orientations), operand, **options).unbind()
-    return quantize(x, operand, orientations, scales)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("fmt", ["e4m3", "e5m2"])
 @pytest.mark.parametrize("power_of_two", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_one_scale_of_a_tensor(torchao: TorchAO, dtype: torch.dtype, fmt: Any, power_of_two: bool, seed: int) -> None:
     x = draw(dtype, seed=seed)
-    quantized = quantize_by(x, Operand(fmt, "current"), ("rows",), power_of_two=power_of_two)
+    quantized = quantize_alone(x, Operand(fmt, "current"), ("rows",), power_of_two=power_of_two)
     scale = torchao.to_scale(x.abs().max(), DTYPES[fmt], round_scales_to_power_of_2=power_of_two)
     expected = torchao.to_float8(x.float() * scale, DTYPES[fmt]).view(torch.uint8)
     assert quantized.scales[0] is not None
@@ -92,7 +85,7 @@ def test_scales_of_tensors_over_all_magnitudes(torchao: TorchAO, fmt: Any) -> No
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_of_32(torchao: TorchAO, dtype: torch.dtype, fmt: Any, seed: int) -> None:
     x = draw(dtype, seed=seed)
-    quantized = quantize_by(x, Operand(fmt, "block32"), BOTH)
+    quantized = quantize_alone(x, Operand(fmt, "block32"))
     for orientation, matrix in (("rows", x), ("columns", x.T.contiguous())):
         scales, codes = torchao.to_mx(matrix, DTYPES[fmt], 32, scaling_mode=torchao.mode)
         _compare(quantized, orientation, codes.view(torch.uint8), scales.view(torch.uint8))
@@ -103,7 +96,7 @@ def test_blocks_of_32(torchao: TorchAO, dtype: torch.dtype, fmt: Any, seed: int)
 def test_blocks_of_16(torchao: TorchAO, dtype: torch.dtype, seed: int) -> None:
     x = draw(dtype, seed=seed)
     operand = Operand("e2m1", "block16")
-    quantized = quantize_by(x, operand, BOTH)
+    quantized = quantize_alone(x, operand)
     tensor_scale = torchao.to_tensor_scale(x.abs().max())
     for orientation, matrix in (("rows", x), ("columns", x.T.contiguous())):
         scales, packed = torchao.to_nvfp4(matrix, per_tensor_scale=tensor_scale)
@@ -121,7 +114,7 @@ def test_scales_of_blocks_differ_only_where_a_logarithm_has_rounded(torchao: Tor
     just_above = torch.tensor([[448.0]]).nextafter(torch.tensor(torch.inf)) * 2.0**60
     x = torch.cat((amaxes, just_above)).expand(-1, 32).contiguous()
     scales, _ = torchao.to_mx(x, torch.float8_e4m3fn, 32, scaling_mode=torchao.mode)
-    ours = quantize_by(x, Operand("e4m3", "block32"), ("rows",)).view_block_scales("rows")
+    ours = quantize_alone(x, Operand("e4m3", "block32"), ("rows",)).view_block_scales("rows")
     assert ours is not None
     assert torch.equal(ours[:-1], scales.view(torch.uint8)[:-1])
     assert (ours[-1].item(), scales.view(torch.uint8)[-1].item()) == (127 + 61, 127 + 60)
