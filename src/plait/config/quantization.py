@@ -33,7 +33,7 @@ class QuantizationConfig(Section):
     """Precision recipe of the linears; a plain `quantization = "mxfp8"` is short for `recipe`."""
 
     recipe: RecipeName = "none"
-    """`none`, or what the keys below start from."""
+    """`none`, or what the keys below change in part."""
     layers: Literal["all", "mlp_only"] = "all"
     """Every linear inside the blocks, or those of the MLPs."""
     keep_first: Annotated[int, Field(ge=0)] = 1
@@ -43,13 +43,17 @@ class QuantizationConfig(Section):
     head: bool = False
     """Whether the linear to the vocabulary is quantized too."""
     input: OperandConfig = OperandConfig()
+    """What of the recipe is otherwise for inputs."""
     weight: OperandConfig = OperandConfig()
+    """For weights."""
     gradient: OperandConfig = OperandConfig()
-    margin: Annotated[int, Field(ge=0, le=32)] | None = None
+    """For gradients of outputs."""
+    margin: Annotated[int | None, Field(ge=0, le=32)] = None
     """By how many powers of two delayed scales stay below what their history allows."""
-    amax_history: Annotated[int, Field(ge=1, le=_MAX_HISTORY)] | None = None
+    amax_history: Annotated[int | None, Field(ge=1, le=_MAX_HISTORY)] = None
     """How many steps delayed scales look back."""
     power_of_two_scales: bool | None = None
+    """Scales of whole tensors are powers of two, rounded down."""
     stochastic_rounding: bool | None = None
     """Of gradients."""
     hadamard: bool | None = None
