@@ -41,6 +41,11 @@ def optimizer_name(kind: str, fqn: str) -> str:
     return f"optimizer/{kind}/{fqn}"
 
 
+def history_name(tensor: str) -> str:
+    """Name of the largest magnitudes that a tensor of a linear had, by which delayed scaling goes."""
+    return f"amax_history/{tensor}"
+
+
 def list_checkpoints(directory: Path) -> list[tuple[int, Path]]:
     """Steps and folders of the complete checkpoints in `directory`, oldest first."""
     if not directory.is_dir():

@@ -62,7 +62,8 @@ def derive_column_group(
     (default `Shard(1)`).
 
     Under a recipe the largest magnitudes of what is cut are agreed on first, what is gathered are bytes, and bytes are
-    kept, as wgrad reads them.
+    kept, as wgrad reads them. Ranks that share KV heads then sum the gradients of their outputs, which can only be
+    quantized when they are whole, and have no addends of those of parameters.
     """
     T, rank = setting.num_tokens, setting.rank
     width, feature = members[0].weight.ownership.shape[1], members[0].weight.dims[1]
@@ -85,6 +86,7 @@ def derive_column_group(
         ),
         backward=(
             *(move for y in outputs for move in derive_moves(setting, "dy", leave.conjugate, y)),
+            *(move for member in members for move in _derive_addend_sums(setting, member)),
             *_derive_amaxes(setting, recipe, {"gradient": count}),
             *_derive_gather(setting, ("x", entry, x), recipe, "input", ("wgrad",)),
             *(Gemm(module, "dgrad", T, out, width) for module, out in sizes),
@@ -182,7 +184,20 @@ def _derive_saved(setting: Setting, shape: tuple[int, ...], recipe: Recipe | Non
     return Saved("x", (shape[0], count_row_bytes(recipe.input, ("wgrad",), shape[1])), "uint8")
 
 
+def _derive_addend_sums(setting: Setting, member: LinearParameters) -> list[Move]:
+    """The sum of what ranks that share a quantized linear have of its output's gradient, each by its own readers."""
+    if member.recipe is None:
+        return []
+    shape = (setting.num_tokens, member.cut.lengths[setting.rank])
+    return [
+        replace(move, dims=("T", *move.dims[:1]), collective=replace(move.collective, shape=shape))
+        for move in derive_replica_sum(setting, "dy", member.weight)
+    ]
+
+
 def _derive_replica_sums(setting: Setting, member: LinearParameters) -> list[Move]:
+    if member.recipe is not None:
+        return []
     leaf = member.module.rpartition(".")[2]
     named = zip((f"d{leaf}", f"d{leaf}.bias"), member.both, strict=False)
     return [move for name, parameter in named for move in derive_replica_sum(setting, name, parameter)]

@@ -24,6 +24,7 @@ from plait.hf.lora.layers import is_adapter, list_adapted
 from plait.hf.packed import is_transposed
 from plait.hf.parallelize import parallelize
 from plait.parallel.apply import mesh_of, ownership_of
+from plait.parallel.precision.model import Quantization
 from plait.parallel.rng import derive_key, uniform_
 
 
@@ -35,6 +36,7 @@ def load_with_adapters(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     overlap: OverlapConfig | Policy = "disabled",
+    quantization: Quantization = "none",
     sequence_parallel: bool = True,
 ) -> nn.Module:
     """As `load_pretrained`, with adapters, which alone are trained: fresh ones by `seed`, or those of `lora.path`.
@@ -48,7 +50,7 @@ def load_with_adapters(
         model = build_skeleton(folder, dtype=dtype)
         WeightFiles.from_folder(folder)
         add_adapters(model, lora)
-    model = parallelize(model, mesh, overlap=overlap, sequence_parallel=sequence_parallel)
+    model = parallelize(model, mesh, overlap=overlap, quantization=quantization, sequence_parallel=sequence_parallel)
     load_weights(model, folder, mesh)
     if lora.path is None:
         initialize_adapters(model, seed)

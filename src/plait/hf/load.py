@@ -18,6 +18,7 @@ from plait.hf.lora.layers import is_adapter
 from plait.hf.parallelize import parallelize
 from plait.hf.stored import Stored, stored_of
 from plait.parallel.apply import ownership_of
+from plait.parallel.precision.model import Quantization
 from plait.sharding import Interval
 
 
@@ -27,6 +28,7 @@ def load_pretrained(
     *,
     dtype: torch.dtype | None = None,
     overlap: OverlapConfig | Policy = "disabled",
+    quantization: Quantization = "none",
     sequence_parallel: bool = True,
 ) -> nn.Module:
     """The causal language model of a directory, parallel over `mesh`, on every rank of it.
@@ -42,7 +44,7 @@ def load_pretrained(
     with together(mesh):
         model = build_skeleton(folder, dtype=dtype)
         WeightFiles.from_folder(folder)
-    model = parallelize(model, mesh, overlap=overlap, sequence_parallel=sequence_parallel)
+    model = parallelize(model, mesh, overlap=overlap, quantization=quantization, sequence_parallel=sequence_parallel)
     load_weights(model, folder, mesh)
     return model
 

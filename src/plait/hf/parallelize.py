@@ -8,12 +8,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
+from plait.config.quantization import QuantizationConfig
 from plait.contract.plan import Plan
 from plait.errors import ConfigError, ShardingError
 from plait.hf.finding import generic
 from plait.hf.heads import apply_heads
 from plait.hf.lora import twins as adapters
-from plait.hf.lora.layers import unwrap
+from plait.hf.lora.layers import is_adapter, unwrap
 from plait.hf.packed import is_transposed, take_apart
 from plait.hf.plan import ModelPlan, plan_for
 from plait.hf.stored import ATTRIBUTE, Stored
@@ -22,6 +23,7 @@ from plait.hf.twin.calls import Calls
 from plait.hf.twin.loss import CausalLoss
 from plait.hf.twin.region import BatchBuild
 from plait.parallel import apply
+from plait.parallel.precision.model import Quantization
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -32,6 +34,7 @@ def parallelize(
     plan: Plan | ModelPlan | None = None,
     *,
     overlap: OverlapConfig | Policy = "disabled",
+    quantization: Quantization = "none",
     sequence_parallel: bool = True,
 ) -> ModelT:
     """Make a model tensor- and, unless told otherwise, sequence-parallel, in place, and return it.
@@ -45,7 +48,9 @@ def parallelize(
     * `loss`, where labels are given, is that of transformers, without gathering logits, the same on every rank;
     * `model.generate` works as before;
     * activations between the layers are those of own tokens, under sequence parallelism;
-    * every gradient is that of the unsharded model, or this rank's part of it.
+    * every gradient is that of the unsharded model, or this rank's part of it;
+    * with a recipe as `quantization` linears in the layers are quantized, but for those of adapters; what else reads
+      the input of a quantized attention or MLP sees it as those do.
 
     Weights that are whole on entry, or on the meta device, are cut; nothing is read nor communicated but what
     `plait.parallel.apply.parallelize` says.
@@ -54,23 +59,25 @@ def parallelize(
         ConfigError: everything that `plan_for` finds, or a degree that cannot be realised.
     """
     if isinstance(plan, Plan):
-        return apply.parallelize(model, mesh, plan, overlap=overlap)
+        return apply.parallelize(model, mesh, plan, overlap=overlap, quantization=quantization)
     if apply.record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
     inner: nn.Module = unwrap(model)
     if inner is not model:
-        parallelize(inner, mesh, plan, overlap=overlap, sequence_parallel=sequence_parallel)
+        parallelize(inner, mesh, plan, overlap=overlap, quantization=quantization, sequence_parallel=sequence_parallel)
         adapters.adopt(model, inner)
         return model
     plan = plan_for(model) if plan is None else plan
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
     _check_degree(plan, mesh.tp.degree)
     batch = CutBatch(mesh) if sequence_parallel and mesh.tp.degree > 1 else WholeBatch(mesh)
-    if mesh.tp.degree == 1:
+    quantization = QuantizationConfig.model_validate(quantization)
+    if mesh.tp.degree == 1 and quantization.resolved is None:
         setattr(model, ATTRIBUTE, adapters.locate(model, {}))
         apply.parallelize(model, mesh, _build_lone_plan(model, sequence_parallel=sequence_parallel), overlap=overlap)
     else:
-        _cut(model, mesh, plan, overlap, batch, sequence_parallel=sequence_parallel)
+        # On one rank too, as the scales of a packed linear's parts are those of parts at every degree.
+        _cut(model, mesh, plan, (overlap, quantization), batch, sequence_parallel=sequence_parallel)
     adapters.finish(model)
     model.loss_function = CausalLoss(batch)  # type: ignore[assignment]
     Calls(batch).install(model, plan)
@@ -93,7 +100,7 @@ def _cut(
     model: nn.Module,
     mesh: Mesh,
     plan: ModelPlan,
-    overlap: OverlapConfig | Policy,
+    how: tuple[OverlapConfig | Policy, Quantization],
     batch: WholeBatch,
     *,
     sequence_parallel: bool,
@@ -102,7 +109,16 @@ def _cut(
     setattr(model, ATTRIBUTE, take_apart_model(model, plan))
     roles = plan.build_plan(sequence_parallel=sequence_parallel)
     adapters.prepare(model, roles, mesh)
-    apply.parallelize(model, mesh, roles, overlap=overlap, build=partial(BatchBuild, batch=batch))
+    overlap, quantization = how
+    apply.parallelize(
+        model,
+        mesh,
+        roles,
+        overlap=overlap,
+        quantization=quantization,
+        build=partial(BatchBuild, batch=batch),
+        is_kept=is_adapter,
+    )
     for name, heads in plan.heads.items():
         apply_heads(model.get_submodule(name), heads, heads.per_rank(mesh.tp.degree, mesh.tp.rank))
 

@@ -90,9 +90,11 @@ class Build:
         for (parent, group), names in match.list_gather_groups(roles, self.plan).items():
             members = [self.model.get_submodule(name) for name in names]
             site = self._site(f"{parent}.{group}" if parent else group, roles[names[0]], names)
+            shared_over = tuple(self._shared_axis(f"{name}.weight") for name in names)
             quantizer = self.build_entry_quantizer(names, site.label, self.plan.activation)
             entry = Boundary.build_entry(self.mesh, self.plan.activation, site, self.matmul, quantizer)
-            shared_over = tuple(self._shared_axis(f"{name}.weight") for name in names)
+            if quantizer is not PLAIN:
+                shared_over = (None,) * len(names)  # it sums before there is anything to share
             activation = self._find_activation(parent, group, roles)
             column_group = ColumnGroup(entry, shared_over, activation)
             gather_group = self.build_gather_group(self.model.get_submodule(parent), members, column_group)  # type: ignore[arg-type]
@@ -121,11 +123,15 @@ class Build:
         outside, site = self.plan.activation, self._site(name, role, [name])
         quantizer = self.build_entry_quantizer([name], name, outside)
         entry = Boundary.build_entry(self.mesh, outside, site, self.matmul, quantizer)
-        return ColumnParallelLinear(weight, bias, entry=entry, shared_over=self._shared_axis(f"{name}.weight"))
+        shared_over = self._shared_axis(f"{name}.weight") if quantizer is PLAIN else None
+        return ColumnParallelLinear(weight, bias, entry=entry, shared_over=shared_over)
 
     def build_entry_quantizer(self, names: Sequence[str], label: str, outside: Placement) -> Quantizer:
         """What columns read that have one input, which arrives as `outside`: tensors as they are, or quantized ones."""
-        return PLAIN if self.precision is None else self.precision.build_entry_quantizer(names, label, outside)
+        if self.precision is None:
+            return PLAIN
+        shared_over = [self._shared_axis(f"{name}.weight") for name in names]
+        return self.precision.build_entry_quantizer(names, label, outside, shared_over)
 
     def build_embedding(self, name: str, module: nn.Module) -> nn.Module:
         """The embedding of the vocabulary."""

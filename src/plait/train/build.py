@@ -61,8 +61,9 @@ def check_model(run: RunConfig | FineTuneConfig) -> None:
 
 
 def _build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
-    plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel)
-    model = parallelize(build_model(run.model, device="meta"), mesh, plan, overlap=run.overlap)
+    plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel, quantization=run.quantization)
+    whole = build_model(run.model, device="meta")
+    model = parallelize(whole, mesh, plan, overlap=run.overlap, quantization=run.quantization)
     model.to_empty(device=mesh.device)
     initialize(model, run.model, run.seed)
     return model
@@ -77,6 +78,7 @@ def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
         mesh,
         dtype=torch.float32,
         overlap=run.overlap,
+        quantization=run.quantization,
         sequence_parallel=run.parallel.sequence_parallel,
     )
     if not any(param.requires_grad for param in model.parameters()):

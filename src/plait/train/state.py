@@ -10,7 +10,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from plait.checkpoint.index import Index
-from plait.checkpoint.names import find_latest, model_name, optimizer_name
+from plait.checkpoint.names import find_latest, history_name, model_name, optimizer_name
 from plait.checkpoint.part import Owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.checkpoint.weights import derive_fingerprint
@@ -19,9 +19,16 @@ from plait.config.run import AnyRun, FineTuneConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.source import take_part
 from plait.parallel.apply import ownership_of
+from plait.parallel.precision.model import find_precisions
+from plait.quant.history import AmaxHistories
 from plait.sharding import Ownership
 from plait.train.corpus.tokens import TokenStream
 from plait.train.step import Trainer
+
+_HISTORIES = "amax_history"
+"""Under which key the state of a checkpoint tells of what delayed scales look back at."""
+
+_LISTED = 3
 
 _FREE = frozenset(
     ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "tokenizer_class")
@@ -78,6 +85,8 @@ def save(trainer: Trainer, position: Position, identity: Mapping[str, Any]) -> P
         "identity": identity,
         "config": run.model_dump(mode="json"),
     }
+    if (histories := _find_histories(trainer)) is not None:
+        state[_HISTORIES] = _describe_histories(trainer, histories)
     if trainer.hf_config is not None:
         state["hf_config"] = trainer.hf_config
     return save_checkpoint(
@@ -114,11 +123,18 @@ def resume(trainer: Trainer, folder: Path, identity: Mapping[str, Any]) -> Posit
     """Load a checkpoint into model and optimizer, on every rank.
 
     Raises:
-        CheckpointError: it is damaged, or of another model or data; nothing was changed.
+        CheckpointError: it is damaged, or of another model or data, or has the histories of other scales; nothing was
+            changed.
     """
+    histories = _find_histories(trainer)
     with together(trainer.mesh):
-        position = _read_position(folder, Index.from_folder(folder), identity)
+        index = Index.from_folder(folder)
+        position = _read_position(folder, index, identity)
+        now = None if histories is None else _describe_histories(trainer, histories)
+        _check_histories(folder, index.state.get(_HISTORIES), now)
     load_checkpoint(folder, list_tensors(trainer), trainer.mesh)
+    if histories is not None:
+        histories.refresh()
     trainer.optimizer.apply_masters()
     trainer.optimizer.resume_at(position.step)
     return position
@@ -127,12 +143,21 @@ def resume(trainer: Trainer, folder: Path, identity: Mapping[str, Any]) -> Posit
 def list_tensors(trainer: Trainer) -> dict[str, Owned]:
     """Every tensor of the run by its name in a checkpoint: the float32 masters, and the moments, owned as they are.
 
-    What is not trained is not among them.
+    Delayed scales look back at histories that every rank has. What is not trained is not among them.
     """
     ownership = ownership_of(trainer.model)
     tensors = [(model_name, fqn, master) for fqn, master in trainer.optimizer.masters.items()]
     tensors += [(partial(optimizer_name, kind), fqn, moment) for kind, fqn, moment in trainer.optimizer.moments()]
-    return {
+    histories = _find_histories(trainer)
+    shared = (
+        {}
+        if histories is None
+        else {
+            name: Owned(Ownership(name, (histories.length,)), values)
+            for name, values in zip(map(history_name, histories.names), histories.values, strict=True)
+        }
+    )
+    return shared | {
         build_name(part): Owned(replace(owned.ownership, name=build_name(part)), owned.tensor)
         for build_name, fqn, tensor in tensors
         for part, owned in _list_parts(trainer, ownership[fqn], tensor.detach())
@@ -148,6 +173,45 @@ def _list_parts(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Itera
     for fqn, stored in parts:
         part = take_part(tensor, stored)
         yield fqn, Owned(Ownership(fqn, tuple(part.shape)), part)
+
+
+def _find_histories(trainer: Trainer) -> AmaxHistories | None:
+    return next((each.histories for each in find_precisions(trainer.model)), None)
+
+
+def _describe_histories(trainer: Trainer, histories: AmaxHistories) -> dict[str, Any]:
+    """What has to be the same in a run that goes on with them."""
+    return {
+        "quantization.recipe": trainer.run.quantization.recipe,
+        "quantization.amax_history": histories.length,
+        "tensors": list(histories.names),
+    }
+
+
+def _check_histories(folder: Path, saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
+    """Refuse histories that are not those of the scales of this run.
+
+    Raises:
+        CheckpointError: names what differs.
+    """
+    if saved == now:
+        return
+    saved, now = saved or {"quantization.recipe": "without histories"}, now or {"quantization.recipe": "without them"}
+    differing = [
+        f"{key}: {saved[key]!r} in the checkpoint, {now[key]!r} now"
+        for key in ("quantization.recipe", "quantization.amax_history")
+        if key in saved and key in now and saved[key] != now[key]
+    ]
+    before, after = set(saved.get("tensors", ())), set(now.get("tensors", ()))
+    for what, names in (("in the checkpoint alone", before - after), ("new", after - before)):
+        if names:
+            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+            differing.append(f"{what}: {', '.join(sorted(names)[:_LISTED])}{more}")
+    listed = "".join(f"\n  - {line}" for line in differing)
+    raise CheckpointError(
+        f"{folder}: delayed scales of this run cannot go on with its histories of largest magnitudes{listed}",
+        hint="go back to the quantization of the checkpoint, or give this run another name",
+    )
 
 
 def _read_position(folder: Path, index: Index, identity: Mapping[str, Any]) -> Position:

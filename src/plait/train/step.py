@@ -16,6 +16,7 @@ from plait.hf.stored import Stored
 from plait.parallel.dropout import set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
 from plait.parallel.loss import vocab_parallel_cross_entropy
+from plait.parallel.precision.model import update_amax_history
 from plait.sharding import build_split
 from plait.train.corpus.windows import MicroBatch
 from plait.train.optimizer import AdamW, Gradients
@@ -88,6 +89,7 @@ class Trainer:
         result = StepResult(loss_sum / max(1.0, num_targets), norm, stops > 0)
         _check_finite(result)
         self.optimizer.step(learning_rate)
+        update_amax_history(self.model)
         return result
 
     def _accumulate(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,8 @@ class BatchBuild(Build):
     def build_head(self, name: str, module: nn.Module) -> HeadLinear:
         """The linear to the vocabulary, which sees own tokens or whole ones."""
         cut = self.build_column(name, module, VocabHead())
-        whole = Boundary.build_entry(self.mesh, Invariant(), cut.alone.entry.site, self.matmul)
+        quantizer = self.build_entry_quantizer([name], name, Invariant())
+        whole = Boundary.build_entry(self.mesh, Invariant(), cut.alone.entry.site, self.matmul, quantizer)
         columns = self.ownership[self.names[f"{name}.weight"]].split
         assert columns is not None, name
         return HeadLinear(cut, whole, columns=columns, batch=self.batch)

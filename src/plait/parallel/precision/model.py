@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from plait.comm import collectives
-from plait.comm.mesh import Mesh
+from plait.comm.mesh import Axis, Mesh
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Recipe, RecipeName
 from plait.contract.plan import InnerColumn, Role, Row
@@ -60,7 +60,9 @@ class ModelPrecision:
         """What multiplies, by GEMM."""
         return {gemm: choice.kernel for gemm, choice in self.kernels.items()}
 
-    def build_entry_quantizer(self, names: Sequence[str], label: str, outside: Placement) -> Quantizer:
+    def build_entry_quantizer(
+        self, names: Sequence[str], label: str, outside: Placement, shared_over: Sequence[Axis | None]
+    ) -> Quantizer:
         """That of columns with one input, which arrives as `outside`; one that leaves all as it is where none is meant.
 
         Raises:
@@ -79,7 +81,8 @@ class ModelPrecision:
         if history is not None:
             history = history.share_input(names)
         is_cut = isinstance(outside, Shard)
-        return RecipeQuantizer(self.mesh, label, linears, history, self.kernel_names, is_cut, True, False)
+        kernels = self.kernel_names
+        return RecipeQuantizer(self.mesh, label, linears, history, kernels, shared_over, is_cut, True, False)
 
     def build_exit_quantizer(self, name: str, outside: Placement) -> Quantizer:
         """That of a row linear, whose output leaves as `outside`."""
@@ -87,7 +90,8 @@ class ModelPrecision:
         if linear is None:
             return PLAIN
         is_cut = isinstance(outside, Shard)
-        return RecipeQuantizer(self.mesh, name, [linear], linear.history, self.kernel_names, True, is_cut, is_cut)
+        kernels = self.kernel_names
+        return RecipeQuantizer(self.mesh, name, [linear], linear.history, kernels, [None], True, is_cut, is_cut)
 
     def describe(self) -> Precision:
         """As it is said in a receipt."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from plait.comm import collectives
-from plait.comm.mesh import Mesh
+from plait.comm.mesh import Axis, Mesh
 from plait.contract.quantization import Orientation, list_orientations
 from plait.parallel.precision.scheme import LinearScheme
 from plait.parallel.region.activation import ActivationGradient
@@ -49,6 +49,9 @@ class RecipeQuantizer:
         linears: those that read one input, or the one at the end of a region.
         history: that of the first, which notes the input of all.
         kernels: what multiplies.
+        shared_over: of each linear, the axis of the ranks that hold the same KV heads, if any. What these have of its
+            output's gradient are addends, and only their sum can be quantized, so that is taken first. All of them have
+            then the gradient of the weight, and the first of them alone adds to that of the input.
         is_input_cut: whether a rank has a part of the input: of its tokens or features.
         is_gradient_cut: whether it has a part of the output's gradient.
         has_own_tokens: whether that part is of tokens.
@@ -59,6 +62,7 @@ class RecipeQuantizer:
     linears: Sequence[LinearScheme]
     history: LinearHistory | None
     kernels: Mapping[Gemm, Kernel]
+    shared_over: Sequence[Axis | None]
     is_input_cut: bool
     is_gradient_cut: bool
     has_own_tokens: bool
@@ -118,23 +122,27 @@ class RecipeQuantizer:
             for index in range(len(grads))
             if (orientations := self._list_gradient_orientations(needs, index)) and grads[index] is not None
         }
-        present = {index: grad for index, grad in enumerate(grads) if index in read and grad is not None}
+        present = {
+            index: self._sum_shared(grad, self.shared_over[index])
+            for index, grad in enumerate(grads)
+            if index in read and grad is not None
+        }
         measured = {
             index: memory.schemes[index].measure("gradient", grad, read[index], notes=True)
             for index, grad in present.items()
         }
         agreed = self._agree(list(measured.values()), [self.is_gradient_cut] * len(measured))
-        rows: list[Matrix | None] = [None] * len(grads)
-        columns: list[Matrix | None] = [None] * len(grads)
+        dgrad: list[Matrix | None] = [None] * len(grads)
+        wgrad, biases = dgrad.copy(), dgrad.copy()
         for (index, grad), amaxes in zip(present.items(), agreed, strict=True):
             scheme = memory.schemes[index]
             scales = scheme.derive_scales("gradient", amaxes, read[index])
             quantized = scheme.quantize("gradient", grad, read[index], scales)
-            rows[index] = QuantizedMatrix(
-                quantized, read[index][0], find_accumulator(grad.dtype), self.kernels["dgrad"]
-            )
-            columns[index] = self._view(quantized, grad.dtype, "wgrad")
-        return GradientReading(rows, columns, None)
+            dtype, shared = find_accumulator(grad.dtype), self.shared_over[index]
+            biases[index] = rows = QuantizedMatrix(quantized, read[index][0], dtype, self.kernels["dgrad"])
+            wgrad[index] = self._view(quantized, grad.dtype, "wgrad")
+            dgrad[index] = rows if shared is None or shared.rank == 0 else None
+        return GradientReading(dgrad, wgrad, biases, None)
 
     def _list_gradient_orientations(self, needs: Needs, index: int) -> tuple[Orientation, ...]:
         """A bias sums what dgrad reads."""
@@ -143,6 +151,9 @@ class RecipeQuantizer:
             *(["wgrad"] if needs.weights[index] else []),
         ]
         return list_orientations(self.linears[index].recipe.gradient, gemms)
+
+    def _sum_shared(self, grad: Tensor, axis: Axis | None) -> Tensor:
+        return grad if axis is None else collectives.all_reduce(grad, axis, label=self.label)
 
     def _agree(self, measured: Sequence[Tensor], is_cut: Sequence[bool]) -> list[Tensor]:
         """The largest of all ranks, of what is cut."""

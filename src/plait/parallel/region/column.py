@@ -140,8 +140,8 @@ def run_backward(
     reading = group.entry.quantizer.read_gradients(members, kept.memory, needs, activation)
     # All of dgrad goes before any of wgrad in every schedule: an input that wants none leaves the rows to wgrad.
     (grad_x_full,) = _flatten([grads.x_full])
-    dgrad = ColumnDgrad(reading.rows, factors, grad_x_full, reading.activation)
-    wgrad = ColumnWgrad.build(x, reading.columns, weights, needs.weights, None if needs.x else reading.activation)
+    dgrad = ColumnDgrad(reading.dgrad, factors, grad_x_full, reading.activation)
+    wgrad = ColumnWgrad.build(x, reading.wgrad, weights, needs.weights, None if needs.x else reading.activation)
     outcome = group.entry.run(
         Operation.COLUMN_BACKWARD,
         num_rows,
@@ -154,8 +154,8 @@ def run_backward(
     if reading.activation is not None and not needs.x and not any(needs.weights):
         reading.activation.fill(Interval(0, num_rows))
     grad_biases = [
-        sum_rows(rows, None, like.dtype) if wanted and rows is not None else None
-        for rows, wanted in zip(reading.rows, needs.biases, strict=True)
+        sum_rows(grad, None, like.dtype) if wanted and grad is not None else None
+        for grad, wanted in zip(reading.biases, needs.biases, strict=True)
     ]
     label = group.entry.name
     return Gradients(

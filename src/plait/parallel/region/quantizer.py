@@ -45,13 +45,15 @@ class GradientReading:
     """What the GEMMs of a backward pass read of the gradients of outputs; None of one that nobody sent.
 
     Attributes:
-        rows: as dgrad and the sums for biases read them.
-        columns: as wgrad reads them.
+        dgrad: what it reads.
+        wgrad: what it reads.
+        biases: what is summed for them.
         activation: what has yet to fill rows of them before these are read.
     """
 
-    rows: Sequence[Matrix | None]
-    columns: Sequence[Matrix | None]
+    dgrad: Sequence[Matrix | None]
+    wgrad: Sequence[Matrix | None]
+    biases: Sequence[Matrix | None]
     activation: ActivationGradient | None
 
 
@@ -98,7 +100,7 @@ class PlainQuantizer:
         activation: ActivationGradient | None,
     ) -> GradientReading:
         """The tensors themselves, filled when rows of them are wanted."""
-        return GradientReading(grads, grads, activation)
+        return GradientReading(grads, grads, grads, activation)
 
 
 PLAIN = PlainQuantizer()

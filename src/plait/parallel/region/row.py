@@ -66,19 +66,21 @@ def run_backward(
     (needs_weight,), (needs_bias,) = needs.weights, needs.biases
     x, (factor,) = exit.quantizer.read_again(kept.x, kept.memory, [weight], needs)
     reading = exit.quantizer.read_gradients([grad_y.flatten(0, -2)], kept.memory, needs, None)
-    (rows,), (columns,) = reading.rows, reading.columns
-    assert rows is not None, exit.name
-    dgrad = RowDgrad(rows, factor, grad_y.new_empty(kept.shape[:-1].numel(), kept.shape[-1]) if needs.x else None)
-    wgrad = RowWgrad(columns, x, torch.empty_like(weight) if needs_weight else None)
+    (grad,) = reading.biases
+    assert grad is not None, exit.name
+    dgrad = RowDgrad(
+        reading.dgrad[0], factor, grad_y.new_empty(kept.shape[:-1].numel(), kept.shape[-1]) if needs.x else None
+    )
+    wgrad = RowWgrad(reading.wgrad[0], x, torch.empty_like(weight) if needs_weight else None)
     outcome = exit.run(
         Operation.ROW_BACKWARD,
         num_rows,
         {"dgrad": dgrad, "wgrad": wgrad},
-        shard=payload_of(rows),
+        shard=payload_of(grad),
         needs=(needs.x, needs_weight),
         following=following,
     )
-    grad_bias = sum_rows(rows, outcome.full, weight.dtype) if needs_bias else None
+    grad_bias = sum_rows(grad, outcome.full, weight.dtype) if needs_bias else None
     return None if dgrad.grad_x is None else dgrad.grad_x.view(kept.shape), wgrad.grad_weight, grad_bias
 
 
