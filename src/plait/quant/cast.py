@@ -9,7 +9,7 @@ A row of the payload has, for each orientation in order, the codes of its number
 so any rows that are whole blocks are a quantized matrix themselves.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -21,14 +21,9 @@ from plait.contract.quantization import Orientation
 from plait.errors import ShardingError
 from plait.quant.formats import decode, decode_packed, encode, pack, unpack
 from plait.quant.hadamard import mix
+from plait.quant.pieces import list_pieces
 from plait.quant.scale import decode_block_scales, find_multiplier, measure_blocks, scale_blocks
 from plait.sharding import Interval
-
-_PIECE = 1 << 16
-"""Numbers at a time, 256 KiB in float32."""
-
-_UNIT = 32
-"""Rows that every block format and the Hadamard transform divide."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Quantized:
     def decode(self, orientation: Orientation, dtype: torch.dtype) -> Tensor:
         """`[R, width]` without the tensor's scale, exact in float32 and float64."""
         numbers = self.payload.new_empty((self.payload.shape[0], self.width), dtype=dtype)
-        for rows in _list_pieces(self.payload.device, *numbers.shape):
+        for rows in list_pieces(self.payload.device, *numbers.shape):
             numbers[rows] = self.with_payload(self.payload[rows])._decode(orientation)
         return numbers
 
@@ -130,7 +125,7 @@ def quantize(
     _check_blocks(x, operand, orientations)
     x, row_bytes = x.detach(), operand.row_bytes(width)
     payload = x.new_empty((height, len(orientations) * row_bytes), dtype=torch.uint8)
-    for rows in _list_pieces(x.device, height, width):
+    for rows in list_pieces(x.device, height, width):
         piece = x[rows].to(torch.float32).contiguous()
         for index, orientation in enumerate(orientations):
             mixed = mix(piece, signs) if signs is not None and orientation == "columns" else piece
@@ -154,13 +149,6 @@ def _quantize(
     scales, multipliers = scale_blocks(measure_blocks(blocked, dim), operand, scale)
     codes = encode((blocked * multipliers.unsqueeze(dim)).view(x.shape), operand.format, noise)
     return pack(codes) if operand.format == "e2m1" else codes, scales
-
-
-def _list_pieces(device: torch.device, height: int, width: int) -> Iterator[slice]:
-    """Rows of a few at a time that stay in a CPU's cache, five times as fast as all at once; whole blocks of them."""
-    step = max(1, _PIECE // max(1, width * _UNIT)) * _UNIT if device.type == "cpu" else max(1, height)
-    for start in range(0, height, step):
-        yield slice(start, start + step)
 
 
 def _view_blocks(x: Tensor, operand: Operand, orientation: Orientation) -> Tensor:

@@ -67,7 +67,7 @@ def encode_e8m0(x: Tensor) -> Tensor:
     bits = x.view(torch.int32)
     # A float32 without exponent is below 2**-126: up to 2**-127 it has code 0, and then 1.
     is_above = torch.where(bits < 1 << _MANTISSA, bits > 1 << (_MANTISSA - 1), (bits & ~_EXPONENT) != 0)
-    return ((bits >> _MANTISSA) + is_above).masked_fill_(~x.isfinite(), _NAN_SCALE).to(torch.uint8)
+    return ((bits >> _MANTISSA) + is_above).clamp_(max=_NAN_SCALE).to(torch.uint8)
 
 
 def decode_e8m0(codes: Tensor) -> Tensor:

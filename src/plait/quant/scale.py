@@ -12,6 +12,7 @@ from plait.config.recipe import Operand
 from plait.contract.quantization import Orientation
 from plait.quant.formats import LARGEST, decode, decode_e8m0, encode, encode_e8m0, invert_e8m0
 from plait.quant.hadamard import mix
+from plait.quant.pieces import list_pieces
 
 _FLOAT32 = torch.finfo(torch.float32)
 _LEAST_BLOCK_SCALE = 2.0**-6
@@ -26,8 +27,9 @@ def measure_amax(
     With the `signs` of a Hadamard transform that of the columns is of the mixed ones.
     """
     assert operand.has_tensor_scale, f"{operand}: blocks have their own scales, and the tensor none"
-    values = {mixes: _measure(_mix(x, signs) if mixes else x) for mixes in {_is_mixed(o, signs) for o in orientations}}
-    return torch.stack([values[_is_mixed(orientation, signs)] for orientation in orientations])
+    mixes = [signs if orientation == "columns" else None for orientation in orientations]
+    measured = {id(signs): _measure(x, signs) for signs in mixes}
+    return torch.stack([measured[id(signs)] for signs in mixes])
 
 
 def derive_scale(amax: Tensor, operand: Operand, *, margin: int = 0, power_of_two: bool = False) -> Tensor:
@@ -84,21 +86,16 @@ def decode_block_scales(codes: Tensor, operand: Operand) -> Tensor:
     return decode_e8m0(codes) if operand.scaling == "block32" else decode(codes, "e4m3")
 
 
-def _measure(x: Tensor) -> Tensor:
+def _measure(x: Tensor, signs: Tensor | None) -> Tensor:
     if not x.numel():
         return x.new_zeros((), dtype=torch.float32)
-    least, largest = torch.aminmax(x)
-    amax = torch.maximum(-least, largest).to(torch.float32)
+    if signs is None:
+        extremes = torch.stack(torch.aminmax(x))
+    else:
+        pieces = (mix(x[rows].to(torch.float32), signs) for rows in list_pieces(x.device, *x.shape))
+        extremes = torch.stack([extreme for piece in pieces for extreme in torch.aminmax(piece)])
+    amax = extremes.abs().amax().to(torch.float32)
     return amax.masked_fill_(~amax.isfinite(), torch.inf)
-
-
-def _is_mixed(orientation: Orientation, signs: Tensor | None) -> bool:
-    return signs is not None and orientation == "columns"
-
-
-def _mix(x: Tensor, signs: Tensor | None) -> Tensor:
-    assert signs is not None
-    return mix(x.to(torch.float32), signs)
 
 
 def _divide(x: Tensor, number: float) -> Tensor:

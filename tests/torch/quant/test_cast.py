@@ -11,11 +11,12 @@ from torch import Tensor
 
 from plait.contract.quantization import Orientation
 from plait.errors import ShardingError
-from plait.quant import cast
+from plait.quant import pieces
 from plait.quant.cast import Quantized, quantize
 from plait.quant.formats import decode, encode, pack
 from plait.quant.hadamard import mix
-from plait.quant.scale import derive_scale
+from plait.quant.pieces import list_pieces
+from plait.quant.scale import decode_block_scales, derive_scale
 from plait.sharding import Interval
 from tests.support.quantized_matrices import BOTH, OPERANDS, find_scales, quantize_alone
 
@@ -79,7 +80,7 @@ def test_numbers_are_codes_times_scales(name: str) -> None:
         scales = quantized.view_block_scales(orientation)
         if scales is not None:
             dim = 1 if orientation == "rows" else 0
-            as_numbers = cast.decode_block_scales(scales, operand).double()
+            as_numbers = decode_block_scales(scales, operand).double()
             numbers *= as_numbers.repeat_interleave(operand.block or 1, dim)
         assert torch.equal(quantized.decode(orientation, torch.float64), numbers)
         assert torch.equal(quantized.decode(orientation, torch.float32).double(), numbers)
@@ -157,11 +158,12 @@ def test_pieces_leave_no_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         return quantize_alone(x, OPERANDS[name], noise=(noise, noise.flip(0)), signs=SIGNS)
 
     whole = run()
-    monkeypatch.setattr(cast, "_PIECE", 1)
-    assert len(list(cast._list_pieces(x.device, 256, 64))) == 8
-    pieces = run()
-    assert torch.equal(whole.payload, pieces.payload)
-    assert torch.equal(whole.decode("columns", torch.float32), pieces.decode("columns", torch.float32))
+    monkeypatch.setattr(pieces, "_PIECE", 1)
+    assert len(list(list_pieces(x.device, 256, 64))) == 8
+    parts = run()
+    assert torch.equal(whole.payload, parts.payload)
+    assert torch.equal(whole.decode("columns", torch.float32), parts.decode("columns", torch.float32))
+    assert parts.scales == whole.scales
 
 
 @BLOCKED
