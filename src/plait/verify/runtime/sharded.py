@@ -127,12 +127,12 @@ def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[list[Trace
     optimizer = AdamW(params, compute, config.train)
     gradients = Gradients(params, torch.promote_types(compute, torch.float32))
     seed_dropout(model, config.seed)
-    traces = []
-    for phase in list_phases(config):
+    traces, phases = [], list_phases(config)
+    for phase in phases:
         gradients.zero()
         traces.append(_run_phase(config, phase, model, mesh, pieces))
     optimizer.step(config.train.learning_rate)
-    _add_parameters(pieces, "update", model)
+    _add_parameters(pieces, phases[-1].label("update"), model)
     if passes.receipt is not None and config.overlap.strict:
         check_strict(passes.receipt)
     return traces, passes
