@@ -27,9 +27,9 @@ def measure_amax(
     With the `signs` of a Hadamard transform that of the columns is of the mixed ones.
     """
     assert operand.has_tensor_scale, f"{operand}: blocks have their own scales, and the tensor none"
-    mixes = [signs if orientation == "columns" else None for orientation in orientations]
-    measured = {id(signs): _measure(x, signs) for signs in mixes}
-    return torch.stack([measured[id(signs)] for signs in mixes])
+    are_mixed = [signs is not None and orientation == "columns" for orientation in orientations]
+    measured = {is_mixed: _measure(x, signs if is_mixed else None) for is_mixed in set(are_mixed)}
+    return torch.stack([measured[is_mixed] for is_mixed in are_mixed])
 
 
 def derive_scale(amax: Tensor, operand: Operand, *, margin: int = 0, power_of_two: bool = False) -> Tensor:
