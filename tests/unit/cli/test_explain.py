@@ -94,6 +94,33 @@ class TestLinear:
         assert [rank["parameters"][0]["owns"][0] for rank in ranks] == [[0, 12], [12, 24], [24, 36]]
         assert [step["payload_bytes"] for step in ranks[0]["forward"] if step["step"] == "collective"] == [7 * 24 * 4]
 
+    def test_a_recipe_says_what_travels(self, explain: Explain) -> None:
+        """X of 64 MiB numbers: a byte each, and a scale for 32 of them; the gradient in blocks both ways."""
+        out = explain("linear", "8192x8192x32768", "--degrees=4", "--quantization=mxfp8")
+        assert "mxfp8: input e4m3 block32, weight e4m3 block32, gradient e4m3 block32" in out
+        rows = find_rows(out, "4")
+        assert rows[2][3:6] == ["all_gather X", "all_gather X, reduce_scatter dX", "2 x 69.2 MB, 134 MB"]
+        assert rows[-1][3:6] == ["reduce_scatter Y", "all_gather dY", "537 MB, 554 MB"]
+        current = find_rows(explain("linear", "64x64x64", "--degrees=2", "--quantization=fp8_currentscaling"), "2")
+        assert current[2][3] == "all_reduce amax, all_gather X"
+        record = json.loads(explain("linear", "64x64x64", "--degrees=2", "--quantization=nvfp4", "--json"))
+        assert record["quantization"] == "nvfp4"
+        assert record["cases"][0]["ranks"][0]["saved"][0]["dtype"] == "uint8"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["80x64x64"], "M = 80 is no whole number of blocks of 32 (mxfp8)"),
+            (["64x48x64"], "K = 48 is no whole number of blocks of 32"),
+            (
+                ["64x64x64", "--degrees=4"],
+                "N = 64 cannot be cut over 4 ranks in blocks of 32\n\nhint: use degrees of at most 2",
+            ),
+        ],
+    )
+    def test_blocks_that_cannot_be_cut_are_refused(self, refuse: Explain, arguments: list[str], message: str) -> None:
+        assert message in refuse("linear", *arguments, "--quantization=mxfp8")
+
     @pytest.mark.parametrize("shape", ["8x8", "8x8x8x8", "0x8x8", "8x-1x8", "8x8xn", "8*8*8", "8x8x9999999999", ""])
     def test_a_malformed_shape_is_refused(self, refuse: Explain, shape: str) -> None:
         assert refuse("linear", shape).startswith(

@@ -298,6 +298,20 @@ def test_ranks_own_whole_blocks_of_tokens_and_all_of_them_where_there_is_no_back
     assert contract.block[1].inputs[0].layout.local_shape(0) == (4, 64)
 
 
+def test_gradients_of_shared_heads_are_whole_before_they_are_quantized() -> None:
+    """Each of two KV heads is on two ranks: what they have of its gradient is summed, and no parameter's after it."""
+    config = load_preset("llama-tiny-gqa2").model_copy(update={"num_layers": 3})
+    setting = Setting(1, T, tp=4, quantization=QuantizationConfig(recipe="fp8_currentscaling"))
+    contract = derive_model(config, setting)
+    qkv, plain = contract.block[1], contract.kept_block[1]
+    assert [line for line in describe(qkv, "backward") if "all_reduce" in line] == [
+        f"dy: all_reduce [{T}x8] bfloat16 over tp/kv",
+        f"dy: all_reduce [{T}x8] bfloat16 over tp/kv",
+        "amax: all_reduce max [3] float32 over tp",
+    ]
+    assert [line.partition(":")[0] for line in describe(plain, "backward") if "all_reduce" in line] == ["dwk", "dwv"]
+
+
 def test_modes_and_degrees_of_a_whole_model_promise_what_their_operations_do() -> None:
     """Every gather of a quantized linear is in bytes, every other collective as without a recipe."""
     for name, mode in product(RECIPES, (True, False)):

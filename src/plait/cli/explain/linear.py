@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -18,6 +18,7 @@ from plait.cli.explain.show import (
     format_shape,
     print_all,
 )
+from plait.config.recipe import NAMES
 from plait.contract.op import Op
 from plait.contract.report.linear import (
     DeclaredLayout,
@@ -27,6 +28,7 @@ from plait.contract.report.linear import (
     derive_linear_cases,
     list_declarations,
 )
+from plait.contract.report.precision import derive_intensity
 from plait.contract.report.record import build_op_record
 from plait.contract.report.tally import count_collectives
 from plait.contract.report.tile import list_tile_problems, summarize_tile_problems
@@ -35,6 +37,9 @@ from plait.dtype import DType, width_bytes
 from plait.errors import ConfigError
 from plait.sharding import MAX_TP
 from plait.units import format_bytes, format_flops
+
+if TYPE_CHECKING:
+    from plait.config.quantization import QuantizationConfig
 
 _LAYOUTS = click.Choice([layout.value for layout in DeclaredLayout])
 _FLOATS = [dtype for dtype in get_args(DType) if "float" in dtype]
@@ -77,9 +82,16 @@ class _Degrees(click.ParamType[list[int]]):
 @click.option("--dtype", type=click.Choice(_FLOATS), default="bfloat16", show_default=True)
 @click.option("--input", "source", type=_LAYOUTS, help="How X arrives [default: as between transformer layers]")
 @click.option("--output", "target", type=_LAYOUTS, help="How Y leaves [default: as between transformer layers]")
+@click.option("--quantization", type=click.Choice(NAMES), default="none", show_default=True, help="Precision recipe")
 @json_option
 def command(
-    shape: LinearShape, degrees: list[int], dtype: DType, source: str | None, target: str | None, as_json: bool
+    shape: LinearShape,
+    degrees: list[int],
+    dtype: DType,
+    source: str | None,
+    target: str | None,
+    quantization: str,
+    as_json: bool,
 ) -> None:
     """Explain Y[M, N] = X[M, K] @ W[K, N] over M tokens, with W cut by columns and by rows.
 
@@ -88,16 +100,27 @@ def command(
     Y feature-sharded for a row-parallel one to take, unless --input or --output say otherwise.
     """
     ends = DeclaredLayout(source) if source else None, DeclaredLayout(target) if target else None
+    recipe = _load_recipe(quantization)
     cases = {
-        kind: [derive_linear_cases(shape, degrees, declared, dtype) for declared in list_declarations(kind, *ends)]
+        kind: [
+            derive_linear_cases(shape, degrees, declared, dtype, recipe) for declared in list_declarations(kind, *ends)
+        ]
         for kind in LinearKind
     }
     if as_json:
-        click.echo(
-            json.dumps(_build_record(shape, dtype, [case for each in cases.values() for row in each for case in row]))
-        )
+        listed = [case for each in cases.values() for row in each for case in row]
+        click.echo(json.dumps({"quantization": quantization} | _build_record(shape, dtype, listed)))
         return
     print_all(_describe(shape, dtype, cases))
+
+
+def _load_recipe(name: str) -> "QuantizationConfig | None":
+    """Sections are only imported for a recipe: without one, that would take most of the time."""
+    if name == "none":
+        return None
+    from plait.config.quantization import QuantizationConfig  # noqa: PLC0415
+
+    return QuantizationConfig.model_validate(name)
 
 
 def _build_record(shape: LinearShape, dtype: DType, cases: Sequence[LinearCase]) -> dict[str, Any]:
@@ -127,6 +150,9 @@ def _describe(shape: LinearShape, dtype: DType, cases: dict[LinearKind, list[lis
     sizes = {"X": shape.m * shape.k, "W": shape.k * shape.n, "Y": shape.m * shape.n}
     listed = ", ".join(f"{name} {format_bytes(size * width_bytes(dtype))}" for name, size in sizes.items())
     yield f"Y[M, N] = X[M, K] @ W[K, N], M {shape.m}, K {shape.k}, N {shape.n}, {dtype}: {listed}"
+    recipe = cases[LinearKind.COLUMN][0][0].settings[0].recipe
+    if recipe is not None:
+        yield f"{recipe.name}: " + ", ".join(f"{name} {operand}" for name, operand in recipe.operands.items())
     for kind, layouts in cases.items():
         along = "N, the columns of Y" if kind is LinearKind.COLUMN else "K, over which Y is summed"
         yield Heading(f"\n{kind} parallel: W is cut along {along}\n")
@@ -152,7 +178,7 @@ def _build_rank_table(cases: Sequence[LinearCase]) -> Table:
             format_owners(own.split),
             format_flops(sum_flops(op.forward)),
             format_flops(sum_flops(op.backward)),
-            f"{gemms[0].intensity(case.settings[0].dtype):.4g}",
+            f"{derive_intensity(op, gemms[0], case.settings[0].dtype):.4g}",
             "below" if any(list_tile_problems(gemm) for gemm in gemms) else "ok",
         )
     return table
