@@ -5,8 +5,11 @@ from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from plait.config import ParallelConfig, QuantizationConfig, RunConfig, load_preset, load_run_config
+from plait.config import LlamaConfig, ParallelConfig, QuantizationConfig, RunConfig, load_preset, load_run_config
+from plait.config.conflicts import list_block_conflicts
 from plait.config.recipe import RECIPES, Operand, Recipe
 from plait.contract.linear import LinearParameters, derive_column_group, derive_row
 from plait.contract.model import derive_model, derive_ownership, derive_plan, derive_recipes
@@ -28,7 +31,7 @@ from plait.contract.report.training import build_step_tally
 from plait.contract.setting import Setting
 from plait.contract.step import Gemm, list_collectives
 from plait.contract.training import derive_closing_collectives, derive_run_model, derive_step_collectives
-from plait.errors import ConfigError
+from plait.errors import ConfigError, ShardingError
 from plait.sharding import Columns, Kind, Ownership, build_split
 
 CURRENT, DELAYED, MXFP8, NVFP4 = RECIPES.values()
@@ -325,3 +328,49 @@ def test_modes_and_degrees_of_a_whole_model_promise_what_their_operations_do() -
         changed = [one for one, other in zip(moved, before, strict=True) if one != other]
         assert {each.dtype for each in changed} == ({"uint8"} if mode else set())
         assert len(changed) == (3 * 3 if mode else 0)
+
+
+def build_model(num_kv_heads: int, queries: int, head_width: int, width: int, mlp_width: int) -> LlamaConfig:
+    sizes = {"num_kv_heads": num_kv_heads, "num_heads": num_kv_heads * queries, "head_width": head_width}
+    sizes |= {"width": width, "mlp_width": 16 * mlp_width, "num_layers": 3, "vocab_size": 96}
+    return LLAMA.model_copy(update=sizes)
+
+
+@given(
+    model=st.builds(
+        build_model,
+        num_kv_heads=st.integers(1, 4),
+        queries=st.integers(1, 3),
+        head_width=st.sampled_from([8, 16, 32, 48]),
+        width=st.sampled_from([32, 48, 64]),
+        mlp_width=st.integers(1, 12),
+    ),
+    tp=st.integers(1, 6),
+    quantization=st.builds(
+        QuantizationConfig,
+        recipe=st.sampled_from(["fp8_currentscaling", "mxfp8", "nvfp4"]),
+        layers=st.sampled_from(["all", "mlp_only"]),
+        head=st.booleans(),
+    ),
+)
+def test_what_a_config_lets_pass_tears_no_block_and_what_it_refuses_would(
+    model: LlamaConfig, tp: int, quantization: QuantizationConfig
+) -> None:
+    """The config is checked before anything starts, from sizes; ownership is what runs."""
+    problems = list(list_block_conflicts(model, ParallelConfig(tp=tp), quantization))
+    try:
+        owners = derive_ownership(model, tp, quantization=quantization)
+    except ShardingError:
+        assert problems or not _can_be_cut(model, tp)
+        return
+    recipes = derive_recipes(model, quantization)
+    torn = [text for name, one in recipes.items() for text in list_torn_blocks(one, owners[f"{name}.weight"])]
+    assert bool(torn) == bool(problems)
+
+
+def _can_be_cut(model: LlamaConfig, tp: int) -> bool:
+    try:
+        derive_ownership(model, tp)
+    except ShardingError:
+        return False
+    return True
