@@ -28,7 +28,7 @@ def measure_amax(
     """
     assert operand.has_tensor_scale, f"{operand}: blocks have their own scales, and the tensor none"
     are_mixed = [signs is not None and orientation == "columns" for orientation in orientations]
-    measured = {is_mixed: _measure(x, signs if is_mixed else None) for is_mixed in set(are_mixed)}
+    measured = {is_mixed: _measure(x.detach(), signs if is_mixed else None) for is_mixed in set(are_mixed)}
     return torch.stack([measured[is_mixed] for is_mixed in are_mixed])
 
 
