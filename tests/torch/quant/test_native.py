@@ -147,6 +147,16 @@ def _count(factor: Factor, dim: int) -> int:
     return (factor.codes if isinstance(factor, native.Codes) else factor.numbers).shape[dim]
 
 
+def test_what_is_added_to_a_product_is_rounded_with_it() -> None:
+    x, w = (build("e4m3 current", 64, 64, seed=seed) for seed in (0, 1))
+    factors = prepare(x, "rows", torch.float32, kernel="native"), prepare(w, "rows", torch.float32, kernel="native").T
+    addend = torch.linspace(-1000, 1000, 64)
+    exact, out = torch.empty(64, 64), torch.empty(64, 64, dtype=torch.bfloat16)
+    multiply(*factors, addend, out=exact)
+    multiply(*factors, addend, out=out)
+    assert torch.equal(out, exact.to(torch.bfloat16))
+
+
 def test_scales_lie_by_the_formula_of_the_documentation() -> None:
     scales = torch.randint(0, 127, (300, 7), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     swizzled = swizzle(scales).view(torch.float8_e8m0fnu)
