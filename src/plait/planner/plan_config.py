@@ -1,6 +1,7 @@
 """What a plan decides: degrees, recompute, overlap, precision, and who keeps which part of the optimizer state."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Literal, get_args
 
@@ -106,9 +107,7 @@ class PlanConfig:
     @property
     def section(self) -> QuantizationConfig:
         """The section of a run in which every block is quantized, as every block is timed."""
-        if self.quantization == "fp8_rowwise":
-            return QuantizationConfig()
-        return QuantizationConfig(recipe=self.quantization, keep_first=0, keep_last=0)
+        return build_section(self.quantization)
 
     def list_missing(self) -> tuple[str, ...]:
         """What of this plan `plait train` does not run yet, as `pp = 4`."""
@@ -131,6 +130,14 @@ class PlanConfig:
     def num_micro_batches(self, global_batch: int) -> int:
         """Forwards and backwards of each data-parallel rank in one step; the batch must divide."""
         return global_batch // (self.dp * self.micro_batch)
+
+
+@lru_cache
+def build_section(quantization: Quantization) -> QuantizationConfig:
+    """The section of a run in which every block is quantized; nothing is where no run has the recipe."""
+    if quantization == "fp8_rowwise":
+        return QuantizationConfig()
+    return QuantizationConfig(recipe=quantization, keep_first=0, keep_last=0)
 
 
 def keep_layer_axes(plan: PlanConfig, *, dp_replicate: int = 1) -> PlanConfig:

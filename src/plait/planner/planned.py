@@ -4,10 +4,11 @@ Shapes, FLOPs, collectives and bytes come from `plait.contract`. It has no conte
 scores are kept without dropout; what the planner adds for them is here and in `planner.step.context`:
 
     cp    a rank has S/cp tokens of every sequence: the contract of that length, whose attention sees cp times as many
-    fp8   linears keep their inputs as their recipe has them, and gather them so; what it agrees on is not timed
+    fp8   with a scale for each row, which no run has, linears keep a byte of each number of their inputs
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -21,7 +22,7 @@ from plait.contract.step import list_gemms
 from plait.dtype import width_bytes
 from plait.errors import ConfigError
 from plait.planner.hardware import Hardware
-from plait.planner.plan_config import PlanConfig
+from plait.planner.plan_config import PlanConfig, Quantization, build_section
 
 
 class PlannedModel(ModelContract):
@@ -71,11 +72,13 @@ def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int, *, 
         dtype=plan.precision.compute,
         reduce_dtype=plan.precision.reduce_dtype,
     )
-    return _derive(model, setting, plan.fused_attention)
+    return _derive(model, setting, plan.fused_attention, plan.quantization)
 
 
 @lru_cache(maxsize=1024)
-def _derive(model: ModelConfig, setting: Setting, fused_attention: bool) -> PlannedModel:
+def _derive(model: ModelConfig, setting: Setting, fused_attention: bool, quantization: Quantization) -> PlannedModel:
+    """`setting` is without its recipe: a name is looked up faster than a section."""
+    setting = replace(setting, quantization=build_section(quantization))
     return PlannedModel(**vars(derive_model(_fuse(model) if fused_attention else model, setting)))
 
 

@@ -128,7 +128,7 @@ def _list_weak(cluster: Cluster, plan: PlanConfig) -> tuple[str, ...]:
 
 def list_weak_recipes(plan: PlanConfig) -> list[str]:
     """What of a recipe is not known as well as the rest."""
-    weak, recipe = [], plan.recipe
+    weak = []
     if plan.section.resolved is not None:
         weak.append(
             "all blocks are timed as quantized, those too that a run keeps (quantization.keep_first, keep_last)"
@@ -137,8 +137,6 @@ def list_weak_recipes(plan: PlanConfig) -> list[str]:
         weak.append("mxfp8: its GEMMs were not measured, and are timed as those of float8 with one scale for a tensor")
     if plan.quantization == "nvfp4":
         weak.append("nvfp4: its GEMMs were not measured: the data sheet's peak, at the share of it that float8 reaches")
-    if plan.tp > 1 and recipe is not None and any(each.needs_amax for each in recipe.operands.values()):
-        weak.append(f"{plan.quantization}: that ranks agree on largest magnitudes before each pass is not timed")
     return weak
 
 

@@ -1,10 +1,14 @@
 """Where a server's forward runs: at steady clocks, its collectives launched from a graph or by the host."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from plait.contract.collective import Collective
+from plait.contract.linear import AMAX
+from plait.contract.step import Move
 from plait.planner.cluster import Cluster
+from plait.planner.cost import Cost
 from plait.planner.hardware import Hardware
 from plait.planner.inference.server import ServerConfig
 from plait.planner.laws import Estimate, estimate_collective
@@ -23,12 +27,16 @@ class ServingCircumstance(Circumstance):
 
     launch: Launch = "graph"
 
-    def estimate_move(self, collective: Collective, *, wire_share: float = 1.0) -> Estimate:
+    def build_moves(self, moves: Iterable[Move]) -> list[Cost]:
+        """A server knows its scales: those of weights do not change, and those of inputs were measured before."""
+        return Circumstance.build_moves(self, [move for move in moves if move.tensor != AMAX])
+
+    def estimate_move(self, collective: Collective) -> Estimate:
         """How long a collective over tp takes."""
         return estimate_collective(
             self.hardware,
             COLLECTIVE_LAWS[collective.kind],
-            collective.payload_bytes * wire_share,
+            collective.payload_bytes,
             collective.degree,
             placement=self.place("tp"),
             launch=self.launch,

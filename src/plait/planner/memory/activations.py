@@ -1,9 +1,9 @@
 """What blocks, ends and running layers keep, read from the contract's `saved` and `moves`."""
 
 from dataclasses import replace
+from math import prod
 
 from plait.contract.op import Op, Saved
-from plait.contract.quantization import count_row_bytes
 from plait.contract.step import list_moves
 from plait.planner.assumed import FUSED_LOGIT_BYTES, LOGIT_BYTES
 from plait.planner.plan_config import PlanConfig
@@ -22,9 +22,8 @@ def _keep_bytes(saved: Saved, op: Op, contract: PlannedModel, plan: PlanConfig) 
     is_core = is_attention(op) and saved.name not in {tensor.name for tensor in op.inputs}
     if is_core and plan.recompute == "selective":
         return 0.0
-    if is_linear(op) and plan.recipe is not None:
-        rows, width = saved.shape
-        return float(rows * count_row_bytes(plan.recipe.input, ("wgrad",), width))
+    if is_linear(op) and plan.quantization == "fp8_rowwise":
+        return float(prod(saved.shape))
     return float(saved.num_bytes)
 
 

@@ -47,9 +47,9 @@ class Circumstance:
         degree = getattr(self.plan, axis)
         return self.hardware.topology.place(degree, self.plan.stride(axis), num_devices=self.plan.num_devices)
 
-    def estimate_move(self, collective: Collective, *, wire_share: float = 1.0) -> Estimate:
-        """How long a collective over tp takes; `wire_share` of its bytes move where they are quantized."""
-        return self._estimate(collective.kind, collective.payload_bytes * wire_share, collective.degree)
+    def estimate_move(self, collective: Collective) -> Estimate:
+        """How long a collective over tp takes."""
+        return self._estimate(collective.kind, collective.payload_bytes, collective.degree)
 
     def _estimate(self, kind: Movement, payload_bytes: float, degree: int) -> Estimate:
         return estimate_collective(

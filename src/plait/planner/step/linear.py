@@ -8,7 +8,6 @@ from typing import Literal
 
 from plait.config.overlap import OverlapConfig
 from plait.contract.op import Op
-from plait.contract.quantization import count_row_bytes
 from plait.contract.step import Gemm, Move, Step, list_gemms, list_moves
 from plait.dtype import width_bytes
 from plait.planner.assumed import EXPOSED_LATENCIES
@@ -18,7 +17,6 @@ from plait.planner.laws import Estimate, estimate_gemm, estimate_quantize
 from plait.planner.step.circumstance import Circumstance, build_cost
 from plait.planner.step.overlap import Overlapped, Pass, derive_gain, time_pass
 from plait.schedule.work import Operation
-from plait.sharding import Kind as Movement
 from plait.sharding import Partial, Replicate, derive_transition
 
 _DISABLED = OverlapConfig(policy="disabled")
@@ -32,9 +30,6 @@ _PASSES = {
 
 Direction = Literal["forward", "backward"]
 
-_READ = {"forward": ("forward",), "backward": ("wgrad",), "dy": ("dgrad", "wgrad")}
-"""By which GEMMs what is gathered is read: the input in either direction, and a gradient."""
-
 _MANY = 1024
 """Elements in a whole number of blocks."""
 
@@ -47,7 +42,7 @@ class LinearPass:
         dtype: of the operands.
         gemms: by what they compute (forward, dgrad, wgrad), each with its law's answer.
         moves: by tensor, the collectives of the linear's boundary, each alone.
-        later: collectives after it: gradients of replicated parameters.
+        later: collectives before or after it: largest magnitudes, gradients of replicated parameters.
         together: both beside each other, as the simulated clock sees them.
         overlapped: what that takes under the plan's policy.
     """
@@ -85,14 +80,7 @@ def build_pass(op: Op, direction: Direction, where: Circumstance, *, is_head: bo
     steps: tuple[Step, ...] = getattr(op, direction)
     gemms = {gemm.what: (gemm, _time(gemm, where, dtype)) for gemm in _merge(list_gemms(steps))}
     issued = list_moves(steps)
-    moves = {
-        move.tensor: (
-            move,
-            where.estimate_move(move.collective, wire_share=1.0 if is_head else _share(move, direction, where)),
-        )
-        for move in issued
-        if move.tensor in _BESIDE
-    }
+    moves = {move.tensor: (move, where.estimate_move(move.collective)) for move in issued if _is_beside(move)}
     setting, is_row = where.contract.setting, op.parameters[0].ownership.dim == 1
     width = (op.outputs if is_row else op.inputs)[0].layout.shape[1]
     together = Pass(
@@ -108,7 +96,7 @@ def build_pass(op: Op, direction: Direction, where: Circumstance, *, is_head: bo
         width * width_bytes(setting.sum_dtype) / where.hardware.memory.streamed_bytes_per_s,
     )
     overlapped = time_pass(together, choose_policy(op, where.plan.overlap), derive_gain(where.hardware))
-    later = tuple(move for move in issued if move.tensor not in _BESIDE)
+    later = tuple(move for move in issued if not _is_beside(move))
     return LinearPass(dtype, gemms, moves, later, together, overlapped)
 
 
@@ -147,14 +135,9 @@ def _seconds(gemm: Gemm, where: Circumstance, dtype: str, num_rows: int) -> floa
     return estimate_gemm(where.hardware, m, gemm.n, k, dtype=dtype).seconds
 
 
-def _share(move: Move, direction: Direction, where: Circumstance) -> float:
-    """Quantized operands are gathered so; sums are not, nor rows whose scales span all ranks' columns."""
-    recipe, collective = where.plan.recipe, move.collective
-    if recipe is None or collective.kind is not Movement.ALL_GATHER or where.plan.quantization == "fp8_rowwise":
-        return 1.0
-    operand, gemms = (recipe.input, _READ[direction]) if move.tensor == "x" else (recipe.gradient, _READ["dy"])
-    width = collective.shape[1]
-    return count_row_bytes(operand, gemms, width) / (width * width_bytes(collective.dtype))
+def _is_beside(move: Move) -> bool:
+    """Whether it can move while a GEMM runs: not what ranks that share heads, or scales, agree on before."""
+    return move.tensor in _BESIDE and move.collective.axis == "tp"
 
 
 def _build_gemm(gemm: Gemm, estimate: Estimate, where: Circumstance, dtype: str) -> Cost:
