@@ -1,0 +1,1 @@
+"""What attention over a context axis computes and moves on each rank, without torch."""
