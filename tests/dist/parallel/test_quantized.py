@@ -1,10 +1,16 @@
 """Quantized linears over several ranks give what they give on one: sharding changes no quantized value."""
 
+from functools import partial
+
 import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
 
 from plait.comm.mesh import build_mesh
 from plait.config.overlap import OverlapConfig
+from plait.errors import ConfigError, PlaitError
 from plait.parallel.apply import receipt_of
+from plait.parallel.precision.model import update_amax_history
 from plait.sharding import MeshShape
 from tests.support.quantized import (
     RECIPES,
@@ -66,3 +72,79 @@ def test_every_schedule_gives_the_same(ranks, method, transport, recipe, sequenc
     )
     for errors in found:
         assert max(errors.values()) < SAME, errors
+
+
+def run_compiled(*, tp: int) -> None:
+    mesh = build_mesh(MeshShape(tp=tp))
+    model = build_model(mesh, build_config("mxfp8"), sequence_parallel=False)
+    torch.compile(model, backend="aot_eager")(draw(TOKENS, WIDTH, seed=1))
+
+
+def test_compiling_is_refused(ranks):
+    with pytest.raises(ConfigError, match=r"layers.0.mlp.in: quantized linears are not compiled"):
+        ranks(2).call(run_compiled, tp=2)
+
+
+def run_checkpointed(*, tp: int, recipe: str, reentrant: bool) -> dict[str, bool]:
+    """Whether everything has the same bits where each block is computed again in backward."""
+    mesh = build_mesh(MeshShape(tp=tp))
+    x, grad = draw(TOKENS, WIDTH, seed=1), draw(TOKENS, WIDTH, seed=2)
+    results = []
+    for is_checkpointed in (False, True):
+        model = build_model(mesh, build_config(recipe), sequence_parallel=True)
+        if is_checkpointed:
+            for layer in model.layers:
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=reentrant)  # type: ignore[method-assign]
+        for _ in range(2):  # delayed scales look back in the second step
+            model.zero_grad()
+            found = run_whole(model, mesh, x, grad, sequence_parallel=True)
+            update_amax_history(model)
+        results.append(found)
+    plain, again = results
+    return {name: torch.equal(plain[name], again[name]) for name in plain}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_computed_again_has_the_same_bits(ranks, recipe, reentrant):
+    for same in ranks(2).call(run_checkpointed, tp=2, recipe=recipe, reentrant=reentrant):
+        assert all(same.values()), same
+
+
+def run_nonfinite(*, tp: int, recipe: str, where: str, sequence_parallel: bool, everywhere: bool) -> None:
+    mesh = build_mesh(MeshShape(tp=tp))
+    model = build_model(mesh, build_config(recipe), sequence_parallel=sequence_parallel)
+    x, grad = draw(TOKENS, WIDTH, seed=1), draw(TOKENS, WIDTH, seed=2)
+    is_here = everywhere or mesh.tp.rank == 0
+    if where == "input" and is_here:
+        x[3, 5] = torch.nan
+    if where == "gradient":
+        grad[7, 2] = torch.inf
+    run_whole(model, mesh, x, grad, sequence_parallel=sequence_parallel)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "ar"])
+@pytest.mark.parametrize("recipe", ["fp8_currentscaling", "nvfp4"])
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("input", "layers.0.mlp.left: its input has values that are not finite"),
+        ("gradient", "layers.1.mlp.down: its output's gradient has values that are not finite"),
+    ],
+)
+def test_what_is_not_finite_is_named_on_every_rank(ranks, where, said, recipe, sequence_parallel):
+    """Of tokens that one rank has, all are told: magnitudes are agreed on before anything is quantized.
+
+    The error is as one rank would raise it, because all have.
+    """
+    with pytest.raises(PlaitError, match=f"^{said}"):
+        ranks(2).call(
+            run_nonfinite, tp=2, recipe=recipe, where=where, sequence_parallel=sequence_parallel, everywhere=True
+        )
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_currentscaling"])
+def test_ranks_do_not_wait_for_one_that_found_something_alone(ranks, recipe):
+    """Blocks have their own scales, so no other rank hears of it; the group ends all the same."""
+    with pytest.raises(PlaitError, match=r"layers.0.mlp.left: its input has values that are not finite"):
+        ranks(2).call(run_nonfinite, tp=2, recipe=recipe, where="input", sequence_parallel=True, everywhere=False)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from plait.config.model import GptConfig, ModelConfig
 from plait.config.recipe import Recipe
-from plait.contract.linear import build_linear_parameters, derive_column_group, derive_row
+from plait.contract.linear import LinearParameters, build_linear_parameters, derive_column_group, derive_row
 from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op, Saved
 from plait.contract.setting import Setting
@@ -29,7 +29,7 @@ def derive_attention(
     ops = (
         derive_norm(setting, ownership, f"{block}.attention_norm"),
         derive_column_group(setting, (query, key, value)),
-        derive_core_attention(config, setting, HeadSplits(query.cut, key.cut), attention),
+        derive_core_attention(config, setting, HeadSplits(query.cut, key.cut), wo, attention),
         derive_row(setting, wo),
     )
     if isinstance(config, GptConfig) and config.dropout:
@@ -37,10 +37,13 @@ def derive_attention(
     return ops
 
 
-def derive_core_attention(config: ModelConfig, setting: Setting, cuts: HeadSplits, module: str) -> Op:
+def derive_core_attention(
+    config: ModelConfig, setting: Setting, cuts: HeadSplits, wo: LinearParameters, module: str
+) -> Op:
     """Softmax attention of the query heads that the rank owns; FLOPs as if every token saw every other.
 
-    Fused attention keeps q, k, v and the log-sum-exp of every row (its output is kept by the projection that follows).
+    Fused attention keeps q, k, v and the log-sum-exp of every row, and its output, which the projection `wo` that
+    follows keeps as well: that is counted here only where `wo` is quantized and keeps bytes of its own.
     Dropout on the probabilities needs them whole: then they, the mask and the dropped ones are kept, counted in the
     dtype of activations, though softmax normalises in at least float32.
     """
@@ -59,10 +62,12 @@ def derive_core_attention(config: ModelConfig, setting: Setting, cuts: HeadSplit
             for name, dtype in (("probabilities", setting.dtype), ("mask", "bool"), ("dropped", setting.dtype))
         )
     )
+    y = setting.build_tensor("y", "N*H", cuts.query.size, Shard(1), cuts.query)
+    output = (Saved("y", y.layout.local_shape(rank), setting.dtype),) if is_fused and wo.recipe is not None else ()
     return Op(
         name=module,
         inputs=(q, k, v),
-        outputs=(setting.build_tensor("y", "N*H", cuts.query.size, Shard(1), cuts.query),),
+        outputs=(y,),
         forward=(
             Gemm(f"{module}.scores", "forward", S, H, S, count),
             Gemm(f"{module}.values", "forward", S, S, H, count),
@@ -76,5 +81,6 @@ def derive_core_attention(config: ModelConfig, setting: Setting, cuts: HeadSplit
         saved=(
             *(Saved(x.name, x.layout.local_shape(rank), setting.dtype) for x in (q, k, v)),
             *probabilities,
+            *output,
         ),
     )

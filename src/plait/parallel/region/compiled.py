@@ -11,11 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.errors import ConfigError
 from plait.parallel.region import column, row
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup, Operands, OutputGradients, Outputs
 from plait.parallel.region.handle import find_by_handle
-from plait.parallel.region.quantizer import Needs
+from plait.parallel.region.quantizer import PLAIN, Needs
+
+
+def check_compilable(boundary: Boundary) -> None:
+    """Refuse what no operator does.
+
+    Raises:
+        ConfigError: the linears are quantized: what backward reads of them is made in forward.
+    """
+    if boundary.quantizer is not PLAIN:
+        raise ConfigError(
+            f"{boundary.name}: quantized linears are not compiled",
+            hint="compile without quantization, or compile only what is between them",
+        )
+
 
 # --- column groups ---------------------------------------------------------------------------------------------------
 
@@ -23,7 +38,12 @@ from plait.parallel.region.quantizer import Needs
 def run_column_group(
     x: Tensor, group: ColumnGroup, weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, keeps_full: bool
 ) -> Outputs:
-    """As `ColumnGroupFunction`."""
+    """As `ColumnGroupFunction`.
+
+    Raises:
+        ConfigError: its linears are quantized.
+    """
+    check_compilable(group.entry)
     num_rows = group.entry.count_rows(x, is_inside=False)
     given = [bias for bias in biases if bias is not None]
     has_bias = [bias is not None for bias in biases]
@@ -155,7 +175,12 @@ def _name_outputs(outputs: list[Any], *, keeps_full: bool, is_activated: bool) -
 
 
 def run_row(x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> Tensor:
-    """As `RowFunction`."""
+    """As `RowFunction`.
+
+    Raises:
+        ConfigError: the linear is quantized.
+    """
+    check_compilable(exit)
     num_rows = exit.count_rows(x, is_inside=True)
     y = row_linear(x.flatten(0, -2), weight, bias, exit.handle, num_rows, exit.count_outside(num_rows))
     return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y
