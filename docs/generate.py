@@ -26,6 +26,7 @@ from plait.config.model import GptConfig, Llama3RopeScaling, LlamaConfig
 from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
+from plait.config.quantization import OperandConfig, QuantizationConfig
 from plait.config.run import RunConfig
 from plait.config.section import Section
 from plait.config.train import TrainConfig
@@ -47,6 +48,8 @@ SECTIONS: dict[str, type[Section]] = {
     "parallel": ParallelConfig,
     "overlap": OverlapConfig,
     "precision": PrecisionConfig,
+    "quantization": QuantizationConfig,
+    "quantization.input, .weight, .gradient": OperandConfig,
     "data": DataConfig,
     "train": TrainConfig,
 }

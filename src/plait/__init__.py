@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.comm.launch import LocalRanks
     from plait.comm.mesh import build_mesh
+    from plait.config.overlap import OverlapConfig
+    from plait.config.quantization import QuantizationConfig
     from plait.contract.plan import (
         Activation,
         Column,
@@ -39,10 +41,11 @@ if TYPE_CHECKING:
     from plait.hf.plan import plan_for
     from plait.hf.save import save_pretrained
     from plait.models.activation import Gelu, SwiGLU
-    from plait.parallel.apply import mesh_of, ownership_of
+    from plait.parallel.apply import mesh_of, ownership_of, receipt_of
     from plait.parallel.dropout import seed_dropout, set_dropout_offset
     from plait.parallel.grad_norm import clip_grad_norm_
     from plait.parallel.loss import vocab_parallel_cross_entropy, vocab_parallel_entropy, vocab_parallel_log_prob
+    from plait.parallel.precision.model import update_amax_history
     from plait.parallel.shard import gather_tensor
     from plait.parallel.tokens import gather_tokens, shard_tokens
     from plait.sharding.cut import Columns, KeyValueHeads, QueryHeads
@@ -66,8 +69,10 @@ __all__ = [
     "KeyValueHeads",
     "LocalRanks",
     "MeshShape",
+    "OverlapConfig",
     "PlaitError",
     "Plan",
+    "QuantizationConfig",
     "QueryHeads",
     "Row",
     "ShardingError",
@@ -89,10 +94,12 @@ __all__ = [
     "ownership_of",
     "parallelize",
     "plan_for",
+    "receipt_of",
     "save_pretrained",
     "seed_dropout",
     "set_dropout_offset",
     "shard_tokens",
+    "update_amax_history",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_entropy",
     "vocab_parallel_log_prob",
@@ -101,6 +108,8 @@ __all__ = [
 _MODULES = {
     "LocalRanks": "plait.comm.launch",
     "build_mesh": "plait.comm.mesh",
+    "OverlapConfig": "plait.config.overlap",
+    "QuantizationConfig": "plait.config.quantization",
     "Activation": "plait.contract.plan",
     "Column": "plait.contract.plan",
     "FeatureNorm": "plait.contract.plan",
@@ -130,12 +139,14 @@ _MODULES = {
     "SwiGLU": "plait.models.activation",
     "mesh_of": "plait.parallel.apply",
     "ownership_of": "plait.parallel.apply",
+    "receipt_of": "plait.parallel.apply",
     "seed_dropout": "plait.parallel.dropout",
     "set_dropout_offset": "plait.parallel.dropout",
     "clip_grad_norm_": "plait.parallel.grad_norm",
     "vocab_parallel_cross_entropy": "plait.parallel.loss",
     "vocab_parallel_entropy": "plait.parallel.loss",
     "vocab_parallel_log_prob": "plait.parallel.loss",
+    "update_amax_history": "plait.parallel.precision.model",
     "gather_tensor": "plait.parallel.shard",
     "gather_tokens": "plait.parallel.tokens",
     "shard_tokens": "plait.parallel.tokens",
