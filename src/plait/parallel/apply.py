@@ -18,7 +18,14 @@ from plait.overlap.receipt import Receipt
 from plait.parallel import match
 from plait.parallel.build import Build
 from plait.parallel.dropout import AttentionDropout, Dropout
-from plait.parallel.precision.model import ATTRIBUTE, ModelPrecision, Quantization, build_precision, build_twins
+from plait.parallel.precision.model import (
+    ATTRIBUTE,
+    ModelPrecision,
+    Quantization,
+    build_precision,
+    build_twins,
+    enter_regions,
+)
 from plait.sharding import Ownership
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -93,6 +100,7 @@ def parallelize(
         twins.build_gather_groups(roles)
     elif precision is not None:
         _swap(model, build_twins(precision, model))
+        enter_regions(precision, model, match.list_gather_groups(roles, plan), plan)
     setattr(model, _RECORD, Record(mesh, plan, ownership, matmul, precision))
     setattr(model, ATTRIBUTE, precision)
     return model

@@ -17,6 +17,7 @@ from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.shard import gather_tensor
 from plait.quant import scheme
 from plait.sharding import MeshShape
+from tests.support.adapters import build_adapted
 from tests.support.architectures import KeepFloat64, build_model, draw_ids
 from tests.support.lone_mesh import build_lone_mesh
 
@@ -44,9 +45,9 @@ def _keep_float64() -> Iterator[None]:
         yield
 
 
-def _build(name: str, mesh: Mesh, recipe: str, *, sequence_parallel: bool, **config: Any) -> Any:
+def _build(name: str, mesh: Mesh, recipe: str, *, sequence_parallel: bool, adapted: bool = False, **config: Any) -> Any:
     quantization = QuantizationConfig(recipe=recipe, keep_first=0, keep_last=0)  # type: ignore[arg-type]
-    model = build_model(name, **config)
+    model = (build_adapted if adapted else build_model)(name, **config)
     model = parallelize(model, mesh, quantization=quantization, sequence_parallel=sequence_parallel)
     seed_dropout(model, 1)
     set_dropout_offset(model, 0)
@@ -101,3 +102,14 @@ def test_recipes(ranks, recipe, kv_heads):
     config = {**BLOCKS, "num_key_value_heads": kv_heads}
     for worst, _ in ranks(2).call(run_parity, name="llama", tp=2, recipe=recipe, sequence_parallel=True, **config):
         assert worst < TOLERANCE
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "ar"])
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_adapters_read_what_quantized_linears_read(ranks, name, sequence_parallel):
+    """They themselves stay as they are; on one rank too they see the quantized input of their region."""
+    for worst, count in ranks(2).call(
+        run_parity, name=name, tp=2, recipe="fp8_currentscaling", sequence_parallel=sequence_parallel, adapted=True
+    ):
+        assert worst < TOLERANCE
+        assert count == 14

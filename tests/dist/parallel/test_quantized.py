@@ -1,17 +1,27 @@
 """Quantized linears over several ranks give what they give on one: sharding changes no quantized value."""
 
 from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from plait.comm.mesh import build_mesh
+from plait.comm.trace import record
 from plait.config.overlap import OverlapConfig
-from plait.errors import ConfigError, PlaitError
-from plait.parallel.apply import receipt_of
+from plait.contract.quantization import list_orientations
+from plait.errors import ConfigError, PlaitError, ShardingError
+from plait.overlap.collective_matmul import CollectiveMatmul
+from plait.overlap.execute import Outcome
+from plait.overlap.site import Pass
+from plait.parallel.apply import receipt_of, record_of
 from plait.parallel.precision.model import update_amax_history
+from plait.parallel.tokens import gather_tokens, shard_tokens
+from plait.schedule.work import Operation
 from plait.sharding import MeshShape
+from tests.support.lone_mesh import build_lone_mesh
 from tests.support.quantized import (
     RECIPES,
     TOKENS,
@@ -148,3 +158,108 @@ def test_ranks_do_not_wait_for_one_that_found_something_alone(ranks, recipe):
     """Blocks have their own scales, so no other rank hears of it; the group ends all the same."""
     with pytest.raises(PlaitError, match=r"layers.0.mlp.left: its input has values that are not finite"):
         ranks(2).call(run_nonfinite, tp=2, recipe=recipe, where="input", sequence_parallel=True, everywhere=False)
+
+
+def run_payloads(*, tp: int, recipe: str) -> dict[str, bool]:
+    """Whether the bytes that the first columns gather are those of the whole input, quantized on one rank."""
+    mesh, lone = build_mesh(MeshShape(tp=tp)), build_lone_mesh(1)
+    model = build_model(mesh, build_config(recipe), sequence_parallel=True)
+    twin = build_model(lone, build_config(recipe), sequence_parallel=False)
+    x, grad = draw(TOKENS, WIDTH, seed=1), draw(TOKENS, WIDTH, seed=2)
+    gathered: dict[str, torch.Tensor] = {}
+    run = CollectiveMatmul.run
+
+    def watch(matmul: CollectiveMatmul, what: Pass, **kwargs: Any) -> Outcome:
+        outcome = run(matmul, what, **kwargs)
+        if what.site.label == "layers.0.mlp.in":
+            assert outcome.full is not None
+            gathered[what.operation] = outcome.full.clone()
+        return outcome
+
+    with patch.object(CollectiveMatmul, "run", watch):
+        run_whole(model, mesh, x, grad, sequence_parallel=True)
+    record = record_of(twin)
+    assert record is not None
+    assert record.precision is not None
+    scheme = record.precision.linears["layers.0.mlp.left"].build()
+    read = list_orientations(scheme.recipe.input, ("forward", "wgrad"))
+    whole = scheme.quantize("input", x, read, scheme.find_scales("input", x, read, notes=False))
+    parts = whole.payload.split(whole.payload.shape[1] // len(read), dim=1)
+    return {
+        "forward": torch.equal(gathered[Operation.COLUMN_FORWARD], parts[0]),
+        "backward": torch.equal(gathered[Operation.COLUMN_BACKWARD], parts[-1]),
+    }
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("tp", [2, 3])
+def test_gathered_bytes_are_those_of_the_whole_tensor(ranks, tp, recipe):
+    """Each rank quantizes its own tokens; scales of blocks travel with them."""
+    assert ranks(tp).call(run_payloads, tp=tp, recipe=recipe) == [{"forward": True, "backward": True}] * tp
+
+
+def run_receipt(*, tp: int, recipe: str, overlap: dict[str, object]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """The lines, and what was sent by label as it was recorded."""
+    mesh = build_mesh(MeshShape(tp=tp))
+    model = build_model(
+        mesh, build_config(recipe), sequence_parallel=True, overlap=OverlapConfig.model_validate(overlap)
+    )
+    x = shard_tokens(draw(TOKENS, WIDTH, seed=1), mesh).requires_grad_()
+    with record() as trace:
+        model(x).sum().backward()
+    receipt = receipt_of(model)
+    assert receipt is not None
+    sent: dict[str, int] = {}
+    for moved in trace.moved:
+        if moved.direction == "sent":
+            sent[moved.label] = sent.get(moved.label, 0) + moved.num_bytes
+    return receipt.to_json()["lines"], sent
+
+
+def test_receipt_says_which_recipe_runs_and_how_many_bytes_it_sends(ranks):
+    overlap = {"policy": "full", "method": "direct", "transport": "ring", "chunks": 1}
+    for lines, sent in ranks(2).call(run_receipt, tp=2, recipe="mxfp8", overlap=overlap):
+        assert {line["recipe"] for line in lines} == {"mxfp8"}
+        assert {line["kernel"] for line in lines} == {"emulated, float64 accumulator"}
+        assert all("float64" in line["kernel_reason"] for line in lines)
+        assert all(line["transport"] == "ring" for line in lines)
+        for label, num_bytes in sent.items():
+            assert num_bytes == sum(line["sent_bytes"] for line in lines if line["label"] == label)
+
+
+def test_bytes_of_a_gather_are_those_of_numbers_and_scales(ranks):
+    """Rank 0 has 64 of 96 tokens: of 64 features 64 bytes and 2 scales, and for backward the same in columns."""
+    overlap = {"policy": "disabled"}
+    lines, _ = ranks(2).call(run_receipt, tp=2, recipe="mxfp8", overlap=overlap)[0]
+    sent = {line["operation"]: line["sent_bytes"] for line in lines if line["label"] == "layers.0.mlp.in"}
+    row_bytes = 64 + 2
+    assert sent["column forward"] == TOKENS * row_bytes // 2
+
+
+def run_inference(*, tp: int, recipe: str, tokens: int) -> float:
+    mesh, lone = build_mesh(MeshShape(tp=tp)), build_lone_mesh(1)
+    model = build_model(mesh, build_config(recipe), sequence_parallel=True)
+    twin = build_model(lone, build_config(recipe), sequence_parallel=False)
+    x = draw(tokens, WIDTH, seed=1)
+    with torch.no_grad():
+        y, wanted = gather_tokens(model(shard_tokens(x, mesh)), mesh), twin(x)
+    return find_errors({"y": y}, {"y": wanted})["y"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_without_gradients_any_number_of_tokens_will_do(ranks, recipe):
+    """One token over three ranks, of which two have none; blocks of tokens are for wgrad alone."""
+    for tokens in (7, 1):
+        assert max(ranks(3).call(run_inference, tp=3, recipe=recipe, tokens=tokens)) < SAME
+
+
+def run_odd_tokens(*, tp: int, sequence_parallel: bool) -> None:
+    mesh = build_mesh(MeshShape(tp=tp))
+    model = build_model(mesh, build_config("mxfp8"), sequence_parallel=sequence_parallel)
+    run_whole(model, mesh, draw(40, WIDTH, seed=1), draw(40, WIDTH, seed=2), sequence_parallel=sequence_parallel)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "ar"])
+def test_with_gradients_tokens_are_whole_blocks(ranks, sequence_parallel):
+    with pytest.raises(ShardingError, match=r"layers.0.mlp.left: 40 tokens are no whole blocks of 32"):
+        ranks(2).call(run_odd_tokens, tp=2, sequence_parallel=sequence_parallel)

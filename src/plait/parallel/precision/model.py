@@ -12,11 +12,12 @@ from plait.comm import collectives
 from plait.comm.mesh import Axis, Mesh
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Recipe, RecipeName
-from plait.contract.plan import InnerColumn, Role, Row
+from plait.contract.plan import InnerColumn, Plan, Role, Row
 from plait.contract.quantization import count_blocks, list_histories, list_torn_blocks, select_linears
 from plait.errors import ConfigError
 from plait.overlap.site import Precision
 from plait.parallel.precision.quantizer import RecipeQuantizer
+from plait.parallel.precision.region import LoneRegion
 from plait.parallel.precision.scheme import LinearScheme
 from plait.parallel.region.quantizer import PLAIN, Quantizer
 from plait.quant.history import AmaxHistories
@@ -162,6 +163,16 @@ def build_twins(precision: ModelPrecision, model: nn.Module) -> dict[nn.Module, 
         linear.attach(twin)
         twins[module] = twin
     return twins
+
+
+def enter_regions(
+    precision: ModelPrecision, model: nn.Module, groups: Mapping[tuple[str, str], Sequence[str]], plan: Plan
+) -> None:
+    """On one rank, let what is in the regions that `plan` names see their input as the quantized columns read it."""
+    for (parent, _), names in groups.items():
+        linears = [precision.linears[name] for name in names if name in precision.linears]
+        if linears and plan.find_region(parent) == parent:
+            LoneRegion(model.get_submodule(parent), linears)
 
 
 def find_precisions(model: nn.Module) -> list[ModelPrecision]:

@@ -118,7 +118,7 @@ def run_forward(group: ColumnGroup, operands: Operands, needs: Needs, *, keeps_f
     full = None
     if keeps_full:
         # In all-reduce mode what is outside is what is inside, unless that is quantized.
-        read = keep_full(gemm.x, outcome)
+        read = keep_full(gemm.x, outcome, x.dtype)
         full = x if read is None else read if group.entry.is_sharded else read.view(x.shape)
     return Outputs(full, outputs, activated), Kept(reading.kept, reading.memory, x.shape, num_rows)
 

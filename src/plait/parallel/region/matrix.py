@@ -92,8 +92,8 @@ def sum_rows(matrix: Matrix, full: Tensor | None, dtype: torch.dtype) -> Tensor:
     return matrix.dequantize(full).sum(0).to(dtype)
 
 
-def keep_full(matrix: Matrix, outcome: Outcome) -> Tensor | None:
+def keep_full(matrix: Matrix, outcome: Outcome, dtype: torch.dtype) -> Tensor | None:
     """What GEMMs have read of a matrix of all ranks, as one's own; None of a tensor that was not gathered."""
     if isinstance(matrix, Tensor):
         return outcome.keep_full()
-    return matrix.dequantize(outcome.full)
+    return matrix.dequantize(outcome.full).to(dtype)
