@@ -52,6 +52,7 @@ class Begun:
     def drain(self) -> None:
         """Let arrive what is on its way, for nobody."""
         self.in_vain.add(self.what)
+        self.session.note()
         try:
             for step in self.program.steps:
                 if isinstance(step, Wait) and step.message.tensor == self.session.flow.tensor:

@@ -137,6 +137,8 @@ def open_sessions(
             reduce = transport.open_reduce(flow, addends.width, addends.dtype, addends.device, label)
             by_tensor[flow.tensor] = reduce
         elif isinstance(shard, PiecewiseGather):
+            # Not when it is begun: the passes between may have to agree on something first, as contracts say.
+            shard.note()
             by_tensor[flow.tensor] = gather = shard
         else:
             assert shard is not None, (label, flow)
@@ -147,7 +149,6 @@ def open_sessions(
         assert start is not None, (label, program.ahead)
         assert isinstance(transport, RingTransport), (label, transport)
         flow = program.ahead.flow
-        _issue(program, transport, flow, start.shard.shape[1], start.shard.dtype, start.label)
         by_tensor[flow.tensor] = ahead = transport.begin_ahead(flow, start.shard, start.label)
     return Sessions(gather, reduce, ahead, by_tensor)
 

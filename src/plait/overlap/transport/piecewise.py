@@ -51,9 +51,13 @@ class PiecewiseGather:
         self._link.flush(self.flow.tensor)
 
     def collect(self) -> None:
-        trace.issue(self.flow.kind, self._axis, self.full.shape, self.full.dtype, 0, "sum", self._label)
+        self.note()
         with trace.aside():  # in a trace it is the one collective that it stands for
             _move_at_once(self, self.flow, self._axis.rank)
+
+    def note(self) -> None:
+        """Note the collective that the pieces amount to."""
+        trace.issue(self.flow.kind, self._axis, self.full.shape, self.full.dtype, 0, "sum", self._label)
 
 
 class PiecewiseReduce:
