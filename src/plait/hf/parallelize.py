@@ -8,7 +8,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
-from plait.config.quantization import QuantizationConfig
 from plait.contract.plan import Plan
 from plait.errors import ConfigError, ShardingError
 from plait.hf.finding import generic
@@ -23,7 +22,7 @@ from plait.hf.twin.calls import Calls
 from plait.hf.twin.loss import CausalLoss
 from plait.hf.twin.region import BatchBuild
 from plait.parallel import apply
-from plait.parallel.precision.model import Quantization
+from plait.parallel.precision.model import Quantization, read_quantization
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -71,7 +70,7 @@ def parallelize(
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
     _check_degree(plan, mesh.tp.degree)
     batch = CutBatch(mesh) if sequence_parallel and mesh.tp.degree > 1 else WholeBatch(mesh)
-    quantization = QuantizationConfig.model_validate(quantization)
+    quantization = read_quantization(quantization)
     if mesh.tp.degree == 1 and quantization.resolved is None:
         setattr(model, ATTRIBUTE, adapters.locate(model, {}))
         apply.parallelize(model, mesh, _build_lone_plan(model, sequence_parallel=sequence_parallel), overlap=overlap)

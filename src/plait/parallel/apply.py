@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
-from plait.config.quantization import QuantizationConfig
 from plait.contract.plan import HeadLocal, Plan, Role
 from plait.contract.quantization import align_plan
 from plait.errors import ConfigError
@@ -25,6 +24,7 @@ from plait.parallel.precision.model import (
     build_precision,
     build_twins,
     enter_regions,
+    read_quantization,
 )
 from plait.sharding import Ownership
 
@@ -84,7 +84,7 @@ def parallelize(
     if record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
-    quantization = QuantizationConfig.model_validate(quantization)
+    quantization = read_quantization(quantization)
     if quantization.resolved is not None:
         plan = align_plan(plan, quantization.resolved)
     roles = match.match_roles(model, plan)

@@ -20,6 +20,7 @@ from plait.errors import ShardingError
 from plait.parallel.region import compiled
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup, ColumnGroupFunction, Outputs
+from plait.parallel.region.quantizer import PLAIN
 from plait.parallel.region.row import RowFunction
 from plait.sharding import Invariant, Replicate
 
@@ -64,7 +65,17 @@ class ColumnParallelLinear(nn.Module):
         return run_column_group(input, self.alone, [self]).members[0]
 
     def multiply(self, x_full: Tensor) -> Tensor:
-        """The own columns for an input that is whole and a `Replicate` already, `[T, D]` -> `[T, F/tp]`."""
+        """The own columns for an input that is whole and a `Replicate` already, `[T, D]` -> `[T, F/tp]`.
+
+        Raises:
+            ShardingError: the columns are quantized, and what of this input was agreed on nobody knows.
+        """
+        if self.alone.entry.quantizer is not PLAIN:
+            raise ShardingError(
+                f"{self.alone.entry.name}: is quantized, and called with {list(x_full.shape)} that is not the input of "
+                "the region that was entered",
+                hint="keep this linear in high precision: quantization.layers = mlp_only, or another plan",
+            )
         return _multiply_whole(x_full, self.weight, self.bias, self.shared_over, self.alone.entry.name)
 
     @property

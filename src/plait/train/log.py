@@ -82,7 +82,8 @@ class RunLog:
         if not self._has_written:
             self._has_written = True
             self._save_receipt()
-            if self._receipt is not None and self._run.overlap.policy != "disabled":
+            is_asked = self._run.overlap.policy != "disabled" or self._run.quantization.resolved is not None
+            if self._receipt is not None and is_asked:
                 self._display.say_table(build_receipt_table(self._receipt))
 
     def _save_receipt(self) -> None:

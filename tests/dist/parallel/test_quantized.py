@@ -160,6 +160,46 @@ def test_ranks_do_not_wait_for_one_that_found_something_alone(ranks, recipe):
         ranks(2).call(run_nonfinite, tp=2, recipe=recipe, where="input", sequence_parallel=True, everywhere=False)
 
 
+def run_bulk(*, tp: int, recipe: str, sequence_parallel: bool) -> dict[str, float]:
+    mesh, quantization = build_mesh(MeshShape(tp=tp)), build_config(recipe)
+    x, grad = draw(TOKENS, WIDTH, seed=1), draw(TOKENS, WIDTH, seed=2)
+    overlap = OverlapConfig(policy="full", method="bulk", transport="ring")
+    model = build_model(mesh, quantization, sequence_parallel=sequence_parallel, overlap=overlap)
+    found = run_whole(model, mesh, x, grad, sequence_parallel=sequence_parallel)
+    receipt = receipt_of(model)
+    assert receipt is not None
+    assert {line.operation for line in receipt.lines if line.choice.overlaps} == {Operation.COLUMN_BACKWARD}
+    return find_errors(found, run_twin(quantization, x, grad))
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "ar"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_bulk_gives_the_same(ranks, recipe, sequence_parallel):
+    """Whole tensors under the GEMM that does not need them, as only a backward of columns has."""
+    for errors in ranks(2).call(run_bulk, tp=2, recipe=recipe, sequence_parallel=sequence_parallel):
+        assert max(errors.values()) < SAME, errors
+
+
+def run_bfloat16(*, tp: int, recipe: str) -> tuple[float, float]:
+    """How far bfloat16 over several ranks is from bfloat16 on one, and that from float64 on one."""
+    mesh, quantization = build_mesh(MeshShape(tp=tp)), build_config(recipe)
+    x, grad = (draw(TOKENS, WIDTH, seed=seed, dtype=torch.bfloat16) for seed in (1, 2))
+    model = build_model(mesh, quantization, sequence_parallel=True, dtype=torch.bfloat16)
+    found = run_whole(model, mesh, x, grad, sequence_parallel=True)
+    assert {each.dtype for each in found.values()} == {torch.bfloat16}
+    twin = run_twin(quantization, x, grad)
+    exact = run_twin(quantization, x.double(), grad.double())
+    doubled = {name: each.double() for name, each in twin.items()}
+    return max(find_errors(found, twin).values()), max(find_errors(doubled, exact).values())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_in_bfloat16_sharding_changes_no_more_than_rounding_does(ranks, recipe):
+    """A sum that is rounded to 8 bits otherwise lets numbers fall into the next code, over ranks as on one."""
+    for sharded, rounded in ranks(2).call(run_bfloat16, tp=2, recipe=recipe):
+        assert 0 < sharded < rounded
+
+
 def run_payloads(*, tp: int, recipe: str) -> dict[str, bool]:
     """Whether the bytes that the first columns gather are those of the whole input, quantized on one rank."""
     mesh, lone = build_mesh(MeshShape(tp=tp)), build_lone_mesh(1)

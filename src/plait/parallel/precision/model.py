@@ -6,12 +6,14 @@ from math import lcm
 from typing import cast
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from plait.comm import collectives
 from plait.comm.mesh import Axis, Mesh
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Recipe, RecipeName
+from plait.config.section import list_problems
 from plait.contract.plan import InnerColumn, Plan, Role, Row
 from plait.contract.quantization import count_blocks, list_histories, list_torn_blocks, select_linears
 from plait.errors import ConfigError
@@ -30,6 +32,19 @@ ATTRIBUTE = "plait_precision"
 """Of a model some of whose linears are quantized: its `ModelPrecision`."""
 
 Quantization = QuantizationConfig | RecipeName
+
+
+def read_quantization(quantization: Quantization) -> QuantizationConfig:
+    """What was asked for, by the name of a recipe or in full.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    try:
+        return QuantizationConfig.model_validate(quantization)
+    except ValidationError as error:
+        problems = [f"{problem.key} {problem.text}" for problem in list_problems(error)]
+        raise ConfigError.from_problems("quantization", problems) from None
 
 
 @dataclass(frozen=True)
