@@ -10,6 +10,7 @@ from rich.console import Console
 from plait.cli.arguments import json_option, overrides_argument, source_argument
 from plait.comm.launch import LocalRanks
 from plait.config.load import load_run_config
+from plait.config.recipe import NAMES
 from plait.config.run import RunConfig
 from plait.errors import ConfigError
 from plait.verify.runtime.memory import check_memory
@@ -32,16 +33,28 @@ _TABLE_COLUMNS = 120
 @overrides_argument
 @click.option("--tp", type=int, help="Tensor-parallel degree [default: parallel.tp of the run, or 2]")
 @click.option("--no-sequence-parallel", is_flag=True, help="Keep all tokens on every rank between the linears")
+@click.option("--quantization", type=click.Choice(NAMES), help="Precision recipe [default: that of the run]")
 @json_option
-def command(source: str, overrides: Sequence[str], tp: int | None, no_sequence_parallel: bool, as_json: bool) -> int:
+def command(
+    source: str,
+    overrides: Sequence[str],
+    tp: int | None,
+    no_sequence_parallel: bool,
+    quantization: str | None,
+    as_json: bool,
+) -> int:
     """Run one training step sharded over local ranks and compare every number with the unsharded model in float64.
 
     Logits, loss, every gradient, the gradient norm and the updated parameters must be within a stated error budget;
     linear regions on small integers and replicated parameters must be equal bit for bit; the collectives issued must be
     those of the contract, and the messages moved those of the schedules. Runs in float32 on 2 sequences of at most 32
     tokens unless overridden. Exit status 0 only if all holds.
+
+    Under a precision recipe the unsharded model has it too, and both compute in float64 but for the quantizers:
+    sharding may change no quantized value. What the recipe does, against the unquantized model, is stated beside it.
     """
-    config = _load_config(source, overrides, tp, no_sequence_parallel)
+    recipe = [f"quantization.recipe={quantization}"] if quantization is not None else []
+    config = _load_config(source, [*overrides, *recipe], tp, no_sequence_parallel)
     check_memory(config)
     _tell(f"starting {config.parallel.tp} ranks")
     with LocalRanks(config.parallel.tp, timeout_s=config.train.timeout_s, device_type="cpu") as ranks:

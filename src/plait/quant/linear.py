@@ -63,17 +63,13 @@ class QuantizedLinear(nn.Module):
         Raises:
             ShardingError: gradients are wanted, and the tokens are no whole blocks.
         """
-        return self.multiply(input, self.weight)
-
-    def multiply(self, input: Tensor, weight: Tensor) -> Tensor:
-        """`forward` with a weight that takes the place of the own one."""
         x = input.flatten(0, -2)
         # Inside the function a parameter wants its gradient even where none is recorded.
         is_recorded = torch.is_grad_enabled()
-        if is_recorded and weight.requires_grad:
+        if is_recorded and self.weight.requires_grad:
             check_tokens(x.shape[0], self.recipe, self.name)
         scheme = Scheme(self.name, self.recipe, self.history, self.noise, self.signs)
-        y: Tensor = QuantizedLinearFunction.apply(x, weight, self.bias, scheme, is_recorded)
+        y: Tensor = QuantizedLinearFunction.apply(x, self.weight, self.bias, scheme, is_recorded)
         return y.view(*input.shape[:-1], y.shape[-1])
 
     def extra_repr(self) -> str:

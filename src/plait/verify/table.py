@@ -35,7 +35,7 @@ def build_table(report: Report) -> RenderableType:
     parts: list[RenderableType] = [table, "", *(Text(note, style="dim") for note in notes)]
     if report.recipe_errors:
         parts += ["", _build_recipe_table(report), Text(_RECIPE_NOTE, style="dim")]
-    if report.subject.get("overlap", "disabled") != "disabled":
+    if (report.subject.get("overlap", "disabled"), report.subject.get("quantization", "none")) != ("disabled", "none"):
         parts += ["", build_receipt_table(report.receipt)]
     parts += [Text(f"  {line}", style="red") for line in report.failures]
     return Group(*parts, "", Text(report.verdict, style="bold green" if report.passed else "bold red"))

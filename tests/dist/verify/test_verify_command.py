@@ -97,9 +97,22 @@ def test_defaults_are_small_and_overrides_win(run):
     assert (subject["batch"], subject["tp"], subject["seed"]) == (1, 3, 5)
 
 
+def test_recipe_is_verified_and_its_error_stated(run):
+    small = ("model.num_layers=1", "quantization.keep_first=0", "quantization.keep_last=0", "train.seq_len=16")
+    status, out, _ = run("llama-tiny", "--quantization", "fp8_delayedscaling", *small)
+    assert status == 0
+    assert "linear regions on integers, scales 2**n" in out
+    assert "calibrated collectives of rank 1" in out
+    assert re.search(r"error of fp8_delayedscaling +tensors +worst tensor +worst +median", out)
+    assert "fp8_delayedscaling: emulated, float64 accumulator" in out
+    assert "equals its unsharded fp64 twin under fp8_delayedscaling" in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["llama-tiny", "--quantization", "mxfp8"], "quantization.recipe"),
+        (["llama-tiny", "--quantization", "fp6"], "fp6"),
         (["llama-tini"], '"llama-tini" is neither a file nor a preset'),
         (["llama-tiny", "--tp", "9"], "parallel.tp = 9"),
         (["llama-tiny", "--tp", "0"], "parallel.tp = 0"),

@@ -65,3 +65,15 @@ def test_results_are_outputs_input_gradients_and_the_gradient_of_every_parameter
     assert "grad of layers.0.mlp.w_down.bias in layers.0.mlp.w_down" in names
     assert "grad of layers.0.attention.wv.bias in layers.0.attention.wq" in names
     assert {"grad of embedding.weight in embedding", "grad of embedding.weight in head"} <= names, "a tied weight twice"
+
+
+def test_regions_are_those_of_the_first_block_that_is_quantized():
+    overrides = [
+        "train.seq_len=32",
+        "model.num_layers=4",
+        "quantization=fp8_currentscaling",
+        "quantization.keep_first=2",
+    ]
+    members = {member for region in list_regions(load_run_config("llama-tiny", overrides)) for member in region.members}
+    assert "layers.2.mlp.w_up" in members
+    assert {name.split(".")[1] for name in members if "." in name} == {"2"}

@@ -1,8 +1,13 @@
 """The reordered model computes the same function, with its sums taken in another order."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 
+from plait.config.recipe import RECIPES
+from plait.quant.linear import QuantizedLinear
 from plait.verify.runtime.reordering import apply_reordering
 
 
@@ -44,3 +49,17 @@ def test_integers_are_equal_in_any_order():
     x, grad_y = torch.randint(-3, 4, (29, 97)).float(), torch.randint(-3, 4, (29, 33)).float()
     for actual, expected in zip(run(reordered, x, grad_y), run(model, x, grad_y), strict=True):
         assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("recipe", ["fp8_currentscaling", "mxfp8", "nvfp4"])
+def test_sums_of_a_quantized_linear_are_exact_in_float64(recipe):
+    """So there is nothing to reorder: blocks of inputs in another order give the same bits."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(32, 128).double(), torch.randn(64, 128).double()
+    order = torch.arange(128).view(-1, 32).flip(0).flatten()
+    plain = replace(RECIPES[recipe], hadamard=False)
+    y, reordered = (
+        QuantizedLinear(nn.Parameter(w), None, recipe=plain, name="linear")(each)
+        for each, w in ((x, weight), (x[:, order], weight[:, order]))
+    )
+    assert torch.equal(y, reordered)

@@ -28,3 +28,10 @@ def test_budget_prints_its_formula_and_every_number_in_it():
         "budget 4.9e-05 = 4 * sqrt(n) * (eps(float32) + sqrt(K) * eps(float32)): "
         "n = 36 GEMMs on the path, K = 256 terms in the longest sum"
     )
+
+
+def test_a_float64_model_sums_in_float64():
+    """Under a precision recipe both models compute in it: what is left is a thousandth of any quantized step."""
+    budget = build_budget("float64", num_layers=2, longest_sum=256)
+    assert 1e-14 < budget.value < 1e-12
+    assert "sqrt(K) * eps(float64)" in str(budget)

@@ -10,7 +10,7 @@ from rich.console import Console
 from plait.contract.collective import Collective
 from plait.overlap.receipt import Receipt
 from plait.sharding import Kind
-from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck
+from plait.verify.report import ExactCheck, RecipeError, Report, TensorError, TraceCheck
 from plait.verify.static.budget import ErrorBudget
 from plait.verify.static.trace import find_difference
 from plait.verify.table import build_table
@@ -98,3 +98,51 @@ def test_json_holds_every_tensor_and_every_rank():
     assert [error["name"] for error in data["errors"]] == [error.name for error in GOOD.errors]
     assert [trace["rank"] for trace in data["traces"]] == [0, 1]
     assert data["budget"]["value"] == BUDGET.value
+
+
+QUANTIZED = replace(
+    GOOD,
+    subject={**GOOD.subject, "quantization": "nvfp4"},
+    errors=(*GOOD.errors, TensorError("calibrated logits", "logits", 1e-8, 2e-8)),
+    traces=(*GOOD.traces, TraceCheck(0, 1, phase="calibrated")),
+    recipe_errors=(
+        RecipeError("loss", "loss", 1e-3),
+        RecipeError("calibrated gradient", "layers.0.attention_norm.weight", 0.25),
+        RecipeError("calibrated gradient", "layers.1.attention_norm.weight", 0.75),
+    ),
+)
+
+
+def test_what_a_recipe_does_is_stated_and_fails_nothing():
+    assert QUANTIZED.passed
+    assert QUANTIZED.verdict.startswith(
+        "PASS: llama-tiny at tp=2 with sequence parallelism equals its unsharded fp64 twin"
+    )
+    assert "twin under nvfp4 (8 of 8 checks)" in QUANTIZED.verdict
+    rows = {row.what: (row.num_tensors, row.median, row.worst.name) for row in QUANTIZED.recipe_rows}
+    assert rows == {
+        "loss": (1, 1e-3, "loss"),
+        "calibrated gradient of layers.*.attention_norm": (2, 0.5, "layers.1.attention_norm.weight"),
+    }
+    assert [error["error"] for error in QUANTIZED.to_json()["recipe_errors"]] == [1e-3, 0.25, 0.75]
+
+
+def test_phases_are_told_apart():
+    assert "calibrated logits" in {row.what for row in QUANTIZED.rows}
+    failing = replace(QUANTIZED, traces=(TraceCheck(1, 1, find_difference([GATHER], []), phase="calibrated"),))
+    assert failing.failures[0].startswith("calibrated collectives of rank 1: collective 0 is missing")
+    assert failing.to_json()["traces"][0]["phase"] == "calibrated"
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_tables_of_a_recipe_fit_a_terminal(width):
+    text = render(QUANTIZED, width=width)
+    assert "error of nvfp4" in text
+    assert "calibrated gradient of layers.*.attention_norm        2" in text
+    assert "stated, not judged" in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_an_error_that_is_infinite_is_null_in_json():
+    report = replace(QUANTIZED, recipe_errors=(RecipeError("loss", "loss", float("inf")),))
+    assert report.to_json()["recipe_errors"][0]["error"] is None

@@ -11,6 +11,9 @@ _BYTES_PER_PARAMETER = 110
 """Of all processes together, 100 at the peak when measured: parameters, gradients, their copies and updates in float64;
 the ranks' parameters, gradients, moments and the copies they send; what is read back."""
 
+_QUANTIZED = 2
+"""Times as many under a recipe: the ranks compute in float64 too, and the steps without the recipe are kept."""
+
 _BYTES_PER_PROCESS = 300 * 10**6
 """Torch itself."""
 
@@ -42,7 +45,8 @@ def check_memory(config: RunConfig) -> None:
 def _estimate_bytes(config: RunConfig, model: ModelConfig) -> int:
     logits = config.tokens_per_micro_batch * model.vocab_size
     processes = (1 + config.parallel.tp) * _BYTES_PER_PROCESS
-    return model.num_parameters * _BYTES_PER_PARAMETER + logits * _BYTES_PER_LOGIT + processes
+    times = 1 if config.quantization.resolved is None else _QUANTIZED
+    return times * (model.num_parameters * _BYTES_PER_PARAMETER + logits * _BYTES_PER_LOGIT) + processes
 
 
 def _with_layers(model: ModelConfig, num_layers: int) -> ModelConfig:

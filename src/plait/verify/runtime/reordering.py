@@ -4,8 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plait.quant.linear import QuantizedLinear
-
 _NUM_CHUNKS = 3
 """Chunks of tokens, of outputs and of inputs; odd, so that no tp degree in use cuts at the same places."""
 
@@ -14,20 +12,11 @@ def apply_reordering(model: nn.Module) -> None:
     """Make every `nn.Linear` of `model` evaluate chunk by chunk, last chunk first.
 
     Chunks of inputs reorder the sums of the forward GEMM, chunks of outputs those of dgrad, chunks of tokens those of
-    wgrad. A quantized linear sums its inputs backwards, in forward only.
+    wgrad. What a quantized linear sums in float64 are products of codes of few bits: exact, in any order.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_hook(_evaluate_reordered)
-        elif isinstance(module, QuantizedLinear):
-            module.register_forward_hook(_multiply_reordered)
-
-
-def _multiply_reordered(linear: QuantizedLinear, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    """Blocks of inputs in reverse: each has its scale, so nothing is quantized otherwise."""
-    (x,) = inputs
-    features = torch.arange(x.shape[-1]).unflatten(0, (-1, linear.recipe.feature_unit)).flip(0).flatten()
-    return linear.multiply(x[..., features], linear.weight[:, features])
 
 
 def _evaluate_reordered(linear: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor:

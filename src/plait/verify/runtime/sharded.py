@@ -105,8 +105,8 @@ def _run_exact_parts(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
         pieces.add("integers", piece.ownership, piece.tensor)
 
 
-def _build(config: RunConfig, mesh: Mesh) -> nn.Module:
-    model = build_model(config.model, device="meta")
+def _build(config: RunConfig, mesh: Mesh, dtype: torch.dtype = torch.float32) -> nn.Module:
+    model = build_model(config.model, device="meta", dtype=dtype)
     sequence_parallel = config.parallel.sequence_parallel
     plan = derive_plan(config.model, sequence_parallel=sequence_parallel, quantization=config.quantization)
     parallelize(model, mesh, plan, overlap=config.overlap, quantization=config.quantization)
@@ -116,14 +116,15 @@ def _build(config: RunConfig, mesh: Mesh) -> nn.Module:
 
 
 def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[list[Trace], _Passes]:
-    model = _build(config, mesh)
+    compute = getattr(torch, config.precision.compute)
+    model = _build(config, mesh, torch.promote_types(compute, torch.float32))
     record_of_model = record_of(model)
     assert record_of_model is not None
     passes = _Passes(record_of_model.matmul)
     if passes.matmul is not None:
         passes.matmul.instrument = passes
     apply_generic_weights(model, config)
-    params, compute = dict(model.named_parameters()), getattr(torch, config.precision.compute)
+    params = dict(model.named_parameters())
     optimizer = AdamW(params, compute, config.train)
     gradients = Gradients(params, torch.promote_types(compute, torch.float32))
     seed_dropout(model, config.seed)

@@ -39,7 +39,7 @@ def build_batch(config: RunConfig, index: int = 0) -> Batch:
 
 @torch.no_grad()
 def apply_generic_weights(model: nn.Module, config: RunConfig) -> None:
-    """Give a model, sharded or not, weights at which no error can hide, representable in the compute dtype.
+    """Give a model, sharded or not, weights at which no error can hide, representable in the compute dtype and float32.
 
     Initialisation makes biases zero, norms one and logits nearly constant: a bias added on every rank or attention that
     is wrong would hardly show. Here matrices have rows of about unit length, and biases and norms are spread.
@@ -54,7 +54,7 @@ def apply_generic_weights(model: nn.Module, config: RunConfig) -> None:
         key = rng.derive_key(config.seed, "verify", name)
         param = model.get_parameter(name)
         rng.normal_(param, key, ownership.intervals(rank), ownership.shape, mean=mean, std=std)
-        param.copy_(param.to(compute))
+        param.copy_(param.float().to(compute))
 
 
 def first_token(config: RunConfig, index: int = 0) -> int:
