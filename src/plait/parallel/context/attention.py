@@ -7,6 +7,7 @@ from torch import Tensor
 
 from plait.contract.context.attention import ContextMethod
 from plait.contract.context.mask import AttentionMask
+from plait.parallel.context.agree import check_same_attention
 from plait.parallel.context.context import Context, Site, check_tensors
 from plait.parallel.context.exchange import attend_exchanged
 from plait.parallel.context.gather import AllGatherAttention
@@ -45,6 +46,7 @@ def attend(
     plan = check_tensors(q_BNSH, k_BKSH, v_BKSH, context, mask, label)
     sum_dtype = context.axis.reduce_dtype or torch.promote_types(q_BNSH.dtype, torch.float32)
     site = Site(context, plan, 1 / sqrt(q_BNSH.shape[-1]) if scale is None else scale, sum_dtype, label)
+    check_same_attention(site, q_BNSH, k_BKSH)
     match context.method:
         case ContextMethod.RING:
             return RingAttention.apply(q_BNSH, k_BKSH, v_BKSH, site)
