@@ -262,8 +262,8 @@ def _format_sent(line: Line) -> str:
 
 def _list_kernels(receipt: Receipt) -> list[Text]:
     """What multiplies what is quantized, and why."""
-    kinds = dict.fromkeys(line.precision for line in receipt.lines if line.precision is not None)
-    return [Text(f"{kind.name}: {kind.kernel} ({kind.reason})", style="dim") for kind in kinds]
+    kinds = dict.fromkeys(line.precision for line in receipt.lines)
+    return [Text(f"{kind.name}: {kind.kernel} ({kind.reason})", style="dim") for kind in kinds if kind is not None]
 
 
 def _format_time(value_s: float | None) -> str:
