@@ -104,8 +104,8 @@ def keep_own(issue: Callable[..., Any], axis: Axis, *tensors: Any) -> None:
 def add_row_bias_on_every_rank() -> AbstractContextManager[Any]:
     add_once = RowFunction.forward
 
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, exit: Any) -> Any:
-        return add_once(ctx, x, weight, None if bias is None else bias * exit.mesh.tp.degree, exit)
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, exit: Any, has_backward: bool) -> Any:
+        return add_once(ctx, x, weight, None if bias is None else bias * exit.mesh.tp.degree, exit, has_backward)
 
     return patch.object(RowFunction, "forward", staticmethod(forward))
 

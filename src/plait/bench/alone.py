@@ -51,4 +51,5 @@ class _NothingMoves:
 def _fresh(like: Tensor, dim: int, length: int) -> Tensor:
     shape: list[Any] = list(like.shape)
     shape[dim] = length
-    return like.new_empty(shape)
+    # Codes of whatever is in memory may stand for no number, which quantizers behind them refuse.
+    return like.new_zeros(shape) if like.dtype == torch.uint8 else like.new_empty(shape)

@@ -13,13 +13,14 @@ from plait.bench.rounds import Spread
 from plait.overlap.chooser import Chosen
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Addends, execute
-from plait.overlap.site import Pass
+from plait.overlap.site import Pass, Site
 from plait.schedule.costs import Costs, estimate_collective_s
 from plait.schedule.pair import build_pair, join_costs, join_pair
 from plait.schedule.program import build_program
 from plait.schedule.simulate import simulate
 from plait.schedule.step import Content, Flow, Method
 from plait.schedule.timeline import Timeline
+from plait.schedule.work import Work
 from plait.sharding import Interval, Kind
 
 GemmTimes = Mapping[tuple[Pass, str], Sequence[float]]
@@ -39,18 +40,24 @@ class Movement:
 
     def _run(self, what: Pass, chosen: Chosen) -> None:
         work, axis, site = chosen.work, self._matmul.axis, what.site
-        dtype = getattr(torch, site.dtype)
         serial = Method.NONE in chosen.transport.capability.methods
         program = build_program(work, Method.NONE, 1, axis.rank) if serial else chosen.program
         shard = addends = None
         if work.gather is not None:
-            shard = torch.zeros(work.gather.split.lengths[axis.rank], site.width, dtype=dtype)
+            shard = _build_shard(site, work, work.gather.split.lengths[axis.rank])
         if work.reduce is not None:
-            addends = Addends(site.width, dtype, torch.device("cpu"))
+            addends = Addends(site.width, getattr(torch, site.dtype), torch.device("cpu"))
         execute(
             program, chosen.transport, gemms=dict.fromkeys(work.gemms, _compute_nothing), shard=shard, addends=addends,
             label=f"{site.label} alone",
         )  # fmt: skip
+
+
+def _build_shard(site: Site, work: Work, num_rows: int) -> Tensor:
+    """Rows as they are gathered: in the dtype of the site, or in codes and scales."""
+    if site.precision is None:
+        return torch.zeros(num_rows, site.width, dtype=getattr(torch, site.dtype))
+    return torch.zeros(num_rows, site.gathered_row_bytes(work), dtype=torch.uint8)
 
 
 def _compute_nothing(rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
@@ -121,7 +128,7 @@ def _simulate(
 
 def _derive_costs(what: Pass, chosen: Chosen, alone_s: Mapping[tuple[Pass, str], float], bytes_per_s: float) -> Costs:
     work = chosen.work
-    row_bytes = {flow.tensor: _row_bytes(what, flow) for flow in work.flows}
+    row_bytes = {flow.tensor: _row_bytes(what, work, flow) for flow in work.flows}
     return Costs(
         {gemm: partial(_scale, alone_s[what, gemm] / max(1, work.num_rows)) for gemm in work.gemms},
         row_bytes,
@@ -137,8 +144,9 @@ def _scale(row_s: float, num_rows: int) -> float:
     return row_s * num_rows
 
 
-def _row_bytes(what: Pass, flow: Flow) -> float:
-    return float(what.site.row_bytes(Content.VALUE if flow.kind is Kind.ALL_GATHER else Content.ADDEND))
+def _row_bytes(what: Pass, work: Work, flow: Flow) -> float:
+    is_gathered = flow.kind is Kind.ALL_GATHER
+    return float(what.site.gathered_row_bytes(work) if is_gathered else what.site.row_bytes(Content.ADDEND))
 
 
 def _count_bytes(matmul: CollectiveMatmul) -> float:
@@ -146,7 +154,7 @@ def _count_bytes(matmul: CollectiveMatmul) -> float:
     return sum(
         (2 if flow.kind is Kind.ALL_REDUCE else 1)
         * (flow.split.size - min(flow.split.lengths))
-        * _row_bytes(what, flow)
+        * _row_bytes(what, chosen.work, flow)
         for what, chosen in matmul.chosen.items()
         for flow in chosen.work.flows
     )

@@ -183,4 +183,5 @@ def _draw(workload: Workload, variant: Variant, tp: int, replace: Replace | None
     seen = [Seen.of(each) for link, num in zip(links, num_before, strict=True) for each in link.transfers[num:]]
     with trace.aside():
         views = share_over(RankView(tuple(recorder.taken), tuple(seen)), axis, torch.device("cpu"))
-    return build_measured_chart(variant.name, views)
+    recipe = "" if workload.recipe_name == "none" else f" under {workload.recipe_name}"
+    return build_measured_chart(f"{variant.name}{recipe}", views)

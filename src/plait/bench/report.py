@@ -24,6 +24,7 @@ def describe_comparison(comparison: Comparison) -> dict[str, Any]:
             "tokens": workload.num_tokens,
             "width": workload.width,
             "dtype": str(workload.dtype).removeprefix("torch."),
+            "quantization": workload.recipe_name,
             "sequence_parallel": workload.sequence_parallel,
         },
         "rounds": len(comparison.compute_s),
@@ -73,8 +74,10 @@ def build_report(record: Mapping[str, Any]) -> RenderableType:
             "" if exposed_s["predicted"] is None else format_seconds(exposed_s["predicted"]),
         )  # fmt: skip
     table.add_row("compute only", *_format_spread(record["compute_only_s"]), "", "", "")
+    kernels = {line["kernel"] for run in record["overlapped"] for line in run["receipt"]["lines"]} - {None}
+    recipe = f" under {workload['quantization']} ({'; '.join(sorted(kernels))})" if kernels else ""
     head = (
-        f"{workload['what']}, {workload['tokens']} tokens, {workload['dtype']}, tp {record['tp']}, "
+        f"{workload['what']}, {workload['tokens']} tokens, {workload['dtype']}{recipe}, tp {record['tp']}, "
         f"{record['rounds']} interleaved rounds; {machine['cpu']}, load {machine['load_average']:.1f} before, "
         f"{machine['date']}"
     )

@@ -9,6 +9,7 @@ from plait.bench.alone import build_lone_mesh
 from plait.bench.workload import Workload
 from plait.comm.mesh import build_mesh
 from plait.config.overlap import OverlapConfig
+from plait.config.quantization import QuantizationConfig
 from plait.contract.plan import Plan
 from plait.errors import ConfigError
 from plait.overlap.collective_matmul import CollectiveMatmul
@@ -56,7 +57,13 @@ class Step:
         if not variant.moves:
             self.mesh = build_lone_mesh(self.mesh)
         plan = Plan(workload.roles, workload.sequence_parallel)
-        self.module = parallelize(workload.build(), self.mesh, plan, overlap=variant.overlap)
+        self.module = parallelize(
+            workload.build(),
+            self.mesh,
+            plan,
+            overlap=variant.overlap,
+            quantization=workload.quantization or QuantizationConfig(),
+        )
         seed_dropout(self.module, 0)
         x_full = workload.draw_input()
         if workload.width is None:

@@ -1,7 +1,7 @@
 """Pieces of work that can be measured: a module, its roles, and what goes in."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from plait.comm.mesh import Mesh
 from plait.config.model import LlamaConfig, ModelConfig
+from plait.config.quantization import QuantizationConfig
+from plait.config.recipe import Recipe
 from plait.contract.model import derive_plan
 from plait.contract.plan import Role
 from plait.errors import ConfigError
@@ -39,6 +41,7 @@ class Workload:
         width: of the activations that go in; None where token ids do.
         vocab_size: of the ids.
         run: its forward.
+        quantization: precision recipe of its linears.
     """
 
     name: str
@@ -51,6 +54,17 @@ class Workload:
     sequence_parallel: bool = True
     dtype: torch.dtype = torch.float32
     reduce_dtype: torch.dtype | None = None
+    quantization: QuantizationConfig | None = None
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How its linears are quantized, if they are."""
+        return None if self.quantization is None else self.quantization.resolved
+
+    @property
+    def recipe_name(self) -> str:
+        """Of what its linears are quantized by, or `none`."""
+        return "none" if self.recipe is None else self.recipe.name
 
     def draw_input(self) -> Tensor:
         """All tokens, the same on every rank: `[T, D]`, or ids `[T]`."""
@@ -68,8 +82,9 @@ def build_workload(
     sequence_parallel: bool = True,
     dtype: torch.dtype = torch.float32,
     reduce_dtype: torch.dtype | None = None,
+    quantization: QuantizationConfig | None = None,
 ) -> Workload:
-    """A part of a model of ours, on one sequence of `num_tokens`.
+    """A part of a model of ours, on one sequence of `num_tokens`; of a block that is quantized, where blocks are.
 
     Raises:
         ConfigError: the model has not so many positions.
@@ -79,7 +94,7 @@ def build_workload(
             f"bench: {num_tokens} tokens, but the model has {config.max_seq_len} positions",
             hint=f"model.max_seq_len={num_tokens}",
         )
-    return Workload(
+    workload = Workload(
         what,
         lambda: _build_module(what, config).to(dtype),
         _list_roles(what, config),
@@ -91,6 +106,37 @@ def build_workload(
         dtype,
         reduce_dtype,
     )
+    if quantization is None or quantization.resolved is None:
+        return workload
+    return quantize(workload, quantization)
+
+
+def quantize(workload: Workload, quantization: QuantizationConfig) -> Workload:
+    """The same under a precision recipe, whose linears are known by the names that they have in a model."""
+    kept = {**quantization.model_dump(exclude_unset=True), "keep_first": 0, "keep_last": 0}
+    if workload.width is None:
+        return replace(workload, quantization=QuantizationConfig.model_validate(kept))
+    path = ["layers", "0"] if workload.name == "block" else ["layers", "0", workload.name]
+    roles = {".".join([*path, name]): role for name, role in workload.roles.items()}
+
+    def build() -> nn.Module:
+        module = workload.build()
+        for name in reversed(path):
+            module = _Holder(name, module)
+        return module
+
+    def run(module: nn.Module, x: Tensor, mesh: Mesh) -> Tensor:
+        return workload.run(module.get_submodule(".".join(path)), x, mesh)
+
+    return replace(workload, build=build, roles=roles, run=run, quantization=QuantizationConfig.model_validate(kept))
+
+
+class _Holder(nn.Module):
+    """Has one module, under a name."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        super().__init__()
+        self.add_module(name, module)
 
 
 class _Ends(nn.Module):

@@ -55,8 +55,8 @@ def command(
 
     Overlapped is what the config asks for, overlap=full unless it says something. It runs beside the library's
     collectives, serial point to point, and the same local work with nothing moved. What would run the same as one of
-    those without overlap is refused. The rest of the model is not built. Starts ranks on this machine, unless torchrun
-    or Slurm has.
+    those without overlap is refused. The rest of the model is not built. Under a precision recipe all of them quantize,
+    and the receipt says what multiplies. Starts ranks on this machine, unless torchrun or Slurm has.
     """
     config = _load_config(source, overrides, options["tp"])
     launch = detect_launch(os.environ)
@@ -100,7 +100,7 @@ def measure_rank(
     workload = build_workload(
         what, config.model, num_tokens,
         dtype=getattr(torch, config.precision.compute), reduce_dtype=getattr(torch, config.precision.reduce_dtype),
-        sequence_parallel=config.parallel.sequence_parallel,
+        sequence_parallel=config.parallel.sequence_parallel, quantization=config.quantization,
     )  # fmt: skip
     asked = Variant(f"overlap={config.overlap.asked}", config.overlap)
     comparison = compare(workload, [asked], config.parallel.tp, rounds=rounds, draws=draws)
@@ -109,6 +109,9 @@ def measure_rank(
 
 def _load_config(source: str, overrides: Sequence[str], tp: int | None) -> RunConfig:
     asked = [*_DEFAULTS, *overrides]
+    if any(override.startswith(("quantization=", "quantization.recipe=")) for override in overrides):
+        # One block is measured, and it is one that is quantized.
+        asked = ["quantization.keep_first=0", "quantization.keep_last=0", *asked]
     asked += [f"parallel.tp={tp}"] if tp is not None else []
     config = load_run_config(source, asked)
     if "tp" not in config.parallel.model_fields_set:
