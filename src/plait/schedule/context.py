@@ -67,11 +67,6 @@ class RingProgram:
         """In the order of sending."""
         return [step.message for step in self.steps if isinstance(step, Send)]
 
-    @property
-    def has_messages(self) -> bool:
-        """Whether this rank sends or receives anything."""
-        return any(isinstance(step, Send | Wait) for step in self.steps)
-
 
 @lru_cache(maxsize=1024)
 def build_ring_forward(needs: Needs, split: Split, rank: int) -> RingProgram:
@@ -86,7 +81,7 @@ def build_ring_forward(needs: Needs, split: Split, rank: int) -> RingProgram:
         incoming, outgoing = ring.pass_keys(hop, hop)
         steps += [*map(Recv, incoming), *map(Send, outgoing), *ring.attend(hop), *map(Wait, incoming)]
         steps += [Flush(KV) for _ in outgoing]
-    return RingProgram("forward", rank, split, tuple(steps))
+    return RingProgram("forward", rank, split, (*steps, *ring.end(KV)))
 
 
 @lru_cache(maxsize=1024)
@@ -117,8 +112,7 @@ def build_ring_backward(needs: Needs, split: Split, rank: int) -> RingProgram:
         steps += [*map(Wait, incoming), *(Flush(KV) for _ in outgoing)]
         coming, home = sums_in, home + sums_home
     steps += [*map(Wait, home), Sum(rank, needs.table[rank][rank], bool(home))]
-    steps += [Flush(DKV)] if is_sending else []
-    return RingProgram("backward", rank, split, tuple(steps))
+    return RingProgram("backward", rank, split, (*steps, *ring.end(DKV)))
 
 
 class _Ring:
@@ -137,6 +131,11 @@ class _Ring:
         owner = self._owner_at(self.rank, hop)
         if self.needs.table[self.rank][owner]:
             yield Attend(owner)
+
+    def end(self, tensor: str) -> Iterator[Flush]:
+        """What ends a pass in which anything moves: a link counts rounds afresh behind it."""
+        if any(self.needs.reach):
+            yield Flush(tensor)
 
     def pass_keys(self, hop: int, round: int) -> tuple[list[Message], list[Message]]:
         """The block that comes while that of `hop` is computed, and the one that goes on."""

@@ -52,6 +52,8 @@ def _check_rounds(program: RingProgram) -> None:
         if isinstance(step, Send) and number <= last.get(Wait, -1):
             _refuse(program, position, f"round {number} is sent after round {last[Wait]} was waited for")
         last[type(step)] = max(number, last.get(type(step), -1))
+    if last and not isinstance(program.steps[-1], Flush):
+        _refuse(program, len(program.steps), "it does not end with a flush, after which rounds are counted afresh")
 
 
 def _check_matched(programs: Sequence[RingProgram]) -> None:

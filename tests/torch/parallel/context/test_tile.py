@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from plait.comm.mesh import Axis
 from plait.contract.context.mask import AttentionMask
@@ -102,3 +103,17 @@ def test_a_mask_is_never_larger_than_a_few_rows():
     with patch.object(plain, "_score", score_measured):
         case.run_sharded(build_context(ALONE, case.size))
     assert 0 < largest <= 256 * 256
+
+
+def test_the_kernels_of_cuda_take_what_they_are_given():
+    """Shapes and arguments only: no number is computed."""
+    with FakeTensorMode():
+        q = torch.empty(2, 4, 16, 64, dtype=torch.bfloat16, device="cuda")
+        k = torch.empty(2, 2, 24, 64, dtype=torch.bfloat16, device="cuda")
+        kernel = find_kernel(q)
+        assert kernel is not None
+        assert kernel is not find_kernel(torch.empty(1))
+        out, lse = kernel.forward(q, k, k, False, 0.1)
+        assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:-1], torch.float32)
+        assert [x.shape for x in kernel.backward(out, q, k, k, out, lse, False, 0.1)] == [q.shape, k.shape, k.shape]
+        assert find_kernel(q.float()) is None

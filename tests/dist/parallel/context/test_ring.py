@@ -1,0 +1,90 @@
+"""What is special to the ring: long messages, links without tags, and runs that were left in the middle."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+
+from plait.contract.context.mask import AttentionMask
+from plait.errors import TransportError
+from plait.overlap.transport.stream import StreamLink
+from plait.parallel.context import link, ring
+from plait.parallel.context.attention import attend
+from plait.parallel.context.context import build_context
+from plait.parallel.context.tokens import gather, take_own
+from plait.sharding.token_order import Order
+from tests.support.context_attention import MASKS, SIZE, Case, build_axis, find_error
+
+
+def run_without_tags(degree: int) -> float:
+    """As between CUDA devices: all messages in one order, that of their rounds, on a stream of their own."""
+    axis = build_axis(degree)
+    device = torch.device("cpu")
+    link._links[axis] = {device: StreamLink(axis, device)}
+    worst = 0.0
+    for mask in MASKS.values():
+        for order in Order:
+            case = Case(mask)
+            worst = max(worst, find_error(case.run_sharded(build_context(axis, SIZE, order=order)), case.run_alone()))
+    return worst
+
+
+@pytest.mark.parametrize("degree", [2, 3, 4])
+def test_a_link_without_tags_takes_every_round_in_order(ranks, degree):
+    assert all(worst <= 1e-12 for worst in ranks(degree).call(run_without_tags, degree=degree))
+
+
+def run_long() -> float:
+    """Half a megabyte and more in each message, of uneven lengths."""
+    axis, size = build_axis(3), 1537
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, grad = (torch.randn(1, 2, size, 64, dtype=torch.float64, generator=generator) for _ in range(4))
+    context = build_context(axis, size)
+    own_q, own_k, own_v, own_grad = (take_own(x, context.order, axis.rank, dim=2) for x in (q, k, v, grad))
+    own = [x.requires_grad_() for x in (own_q, own_k, own_v)]
+    y = attend(*own, context)
+    found = [gather(x, axis, context.order, dim=2) for x in (y, *torch.autograd.grad(y, own, own_grad))]
+    whole = [x.requires_grad_() for x in (q, k, v)]
+    expected = F.scaled_dot_product_attention(*whole, is_causal=True)
+    return find_error(found, [expected.detach(), *torch.autograd.grad(expected, whole, grad)])
+
+
+def test_long_messages_arrive_whole(ranks):
+    assert all(error <= 1e-12 for error in ranks(3).call(run_long))
+
+
+def leave_in_the_middle() -> None:
+    axis, case = build_axis(2), Case(AttentionMask())
+    context = build_context(axis, SIZE)
+    case.run_sharded(context)
+
+    def refuse(*_: object) -> None:
+        raise ValueError("boom")
+
+    with patch.object(ring._Forward, "attend", refuse), pytest.raises(ValueError, match="boom"):
+        case.run_sharded(context)
+    with pytest.raises(TransportError, match=r"an earlier run was left in the middle: value kv\["):
+        case.run_sharded(context)
+    raise TransportError("what is on its way spoils these ranks")
+
+
+def test_after_a_run_that_was_left_nothing_is_taken_for_what_is_new(ranks):
+    with pytest.raises(TransportError, match="spoils these ranks"):
+        ranks(2).call(leave_in_the_middle)
+
+
+def train_with_recompute() -> None:
+    axis, case = build_axis(2), Case(AttentionMask())
+    for method in ("ring", "all_gather", "all_to_all"):
+        context = build_context(axis, SIZE, method=method)
+        q, k, v, grad = (take_own(x, context.order, axis.rank, dim=2) for x in case.draw())
+        own = [x.requires_grad_() for x in (q, k, v)]
+        kept = torch.autograd.grad(attend(*own, context), own, grad)
+        again = torch.utils.checkpoint.checkpoint(attend, *own, context, use_reentrant=False)
+        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(again, own, grad), kept, strict=True))
+
+
+def test_attention_can_be_recomputed(ranks):
+    ranks(2).call(train_with_recompute)
