@@ -39,7 +39,7 @@ def test_record_is_complete(run, what, model):
     assert status == 0, err
     record = json.loads(out)
     assert record["workload"] | {"width": 0} == {
-        "what": what, "tokens": 8, "width": 0, "dtype": "float32", "sequence_parallel": True,
+        "what": what, "tokens": 8, "width": 0, "dtype": "float32", "quantization": "none", "sequence_parallel": True,
     }  # fmt: skip
     assert record["machine"].keys() >= {"cpu", "cores", "torch", "load_average", "date"}
     assert [run["name"] for run in record["exposed"]] == ["library", "point to point"]
@@ -53,6 +53,18 @@ def test_record_is_complete(run, what, model):
     fraction = overlapped["fraction_of_ideal"]["median"]
     assert fraction == pytest.approx(limit["schedule_s"] / overlapped["time_s"]["median"])
     assert overlapped["exposed_s"]["measured"] > 0
+
+
+@pytest.mark.parametrize("what", ["mlp", "attention", "block"])
+def test_workload_is_quantized_as_asked_and_the_record_says_what_multiplied(run, what):
+    sizes = ("model.width=64", "model.num_heads=2", "model.num_kv_heads=2", "--tokens", "64", "--rounds", "1")
+    overlap = ("overlap=full", "overlap.transport=ring", "overlap.method=direct")
+    status, out, err = run("llama-tiny", "--what", what, *sizes, "--json", *overlap, "quantization=mxfp8")
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["workload"]["quantization"] == "mxfp8"
+    lines = [line for each in (*record["exposed"], *record["overlapped"]) for line in each["receipt"]["lines"]]
+    assert {(line["recipe"], line["kernel"]) for line in lines} == {("mxfp8", "emulated, float32 accumulator")}
 
 
 def test_trace_and_timeline_show_every_rank_without_with_and_simulated(run, tmp_path):
