@@ -1,5 +1,6 @@
 """What is special to the ring: long messages, links without tags, and runs that were left in the middle."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -7,15 +8,20 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 
+from plait.comm.mesh import build_mesh
+from plait.contract.context.attention import ContextPlan
 from plait.contract.context.mask import AttentionMask
+from plait.contract.context.needs import derive_needs
 from plait.errors import TransportError
 from plait.overlap.transport.stream import StreamLink
 from plait.parallel.context import link, ring
 from plait.parallel.context.attention import attend
 from plait.parallel.context.context import build_context
+from plait.parallel.context.packed import pack
 from plait.parallel.context.tokens import gather, take_own
+from plait.sharding import MeshShape
 from plait.sharding.token_order import Order
-from tests.support.context_attention import MASKS, SIZE, Case, build_axis, find_error
+from tests.support.context_attention import MASKS, SIZE, Case, build_axis, find_error, list_contexts
 
 
 def run_without_tags(degree: int) -> float:
@@ -88,3 +94,51 @@ def train_with_recompute() -> None:
 
 def test_attention_can_be_recomputed(ranks):
     ranks(2).call(train_with_recompute)
+
+
+def move_integers() -> None:
+    """What comes is looked at, not attended, and each gradient is a number that says whose it is."""
+    axis, size = build_axis(4), 23
+    for name, mask in MASKS.items():
+        case = Case(mask)
+        for order in Order:
+            context = build_context(axis, size, order=order)
+            plan = ContextPlan(context.order, mask, case.batch)
+            needs = derive_needs(plan)
+            _, whole_k, whole_v, _ = case.draw()
+            seen: list[int] = []
+
+            def look(self, owner, order=context.order, k=whole_k, v=whole_v, seen=seen):
+                own = [take_own(x, order, owner, dim=2) for x in (k, v)]
+                assert torch.equal(self.blocks[owner], pack(*own))
+                seen.append(owner)
+
+            def give(self, owner):
+                self.computed[owner] = torch.full_like(self.blocks[owner], 10.0**axis.rank)
+
+            with patch.object(ring._Forward, "attend", look), patch.object(ring._Backward, "attend", give):
+                q, k, v, grad = (take_own(x, context.order, axis.rank, dim=2).requires_grad_() for x in case.draw())
+                grads = torch.autograd.grad(attend(q, k, v, context, mask), (k, v), grad)
+            assert sorted(seen) == [owner for owner in range(4) if needs.table[axis.rank][owner]], name
+            wanted = sum(10.0**rank for rank in range(4) if needs.table[rank][axis.rank])
+            assert all(torch.equal(x, torch.full_like(x, wanted)) for x in grads), name
+
+
+def test_blocks_arrive_bit_for_bit_and_each_gradient_once(ranks):
+    ranks(4).call(move_integers)
+
+
+def run_in_mesh() -> list[float]:
+    """Context axes beside others: of neighbouring ranks, and of ranks that are apart."""
+    mesh = build_mesh(MeshShape(dp=2, tp=2))
+    errors = []
+    for axis in (mesh.tp, mesh.dp):
+        for context in list_contexts(replace(axis, name="cp"), SIZE):
+            case = Case(MASKS["documents"])
+            errors.append(find_error(case.run_sharded(context), case.run_alone()))
+    return errors
+
+
+def test_a_context_axis_may_be_one_of_several(ranks):
+    for errors in ranks(4).call(run_in_mesh):
+        assert max(errors) <= 1e-12
