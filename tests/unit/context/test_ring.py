@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.contract.context.attention import ContextPlan
-from plait.contract.context.needs import Needs, derive_needs
+from plait.contract.context.needs import Needs
 from plait.errors import ScheduleError
 from plait.schedule.context import Attend, RingProgram, RingStep, Sum, build_ring_backward, build_ring_forward
 from plait.schedule.step import Flush, Recv, Send, Wait
@@ -33,7 +33,7 @@ def test_each_block_meets_each_rank_that_sees_it_once_and_gradients_come_home(
 
 @given(plans(), st.sampled_from(list(BUILD)))
 def test_so_it_does_under_any_mask(plan: ContextPlan, direction: str) -> None:
-    table = derive_needs(plan)
+    table = plan.needs
     programs = [BUILD[direction](table, plan.order.split, rank) for rank in range(plan.degree)]
     check_ring(programs, table)
     computed = sum(isinstance(step, Attend) for program in programs for step in program.steps)

@@ -5,7 +5,6 @@ from plait.contract.context.attention import AttentionSize, ContextMethod, Conte
 from plait.contract.context.balance import derive_balance
 from plait.contract.context.heads import build_exchange_heads
 from plait.contract.context.mask import AttentionMask, build_documents
-from plait.contract.context.needs import derive_needs
 from plait.contract.context.traffic import derive_context_traffic
 from plait.errors import ShardingError
 from plait.schedule.context import build_ring_backward, build_ring_forward
@@ -24,7 +23,7 @@ def build_plan(size: int, degree: int, mask: AttentionMask, order: Order = Order
 @given(plans())
 def test_the_ring_sends_what_its_schedule_says(plan: ContextPlan) -> None:
     traffic = derive_context_traffic(plan, SIZE, ContextMethod.RING)
-    needs = derive_needs(plan)
+    needs = plan.needs
     for promised, build in ((traffic.forward, build_ring_forward), (traffic.backward, build_ring_backward)):
         sent = [
             (message.tensor, message.piece.owner, message.source, message.target)
@@ -65,7 +64,7 @@ def test_documents_that_no_two_ranks_share_send_nothing() -> None:
     plan = build_plan(64, 4, mask, Order.CONTIGUOUS)
     traffic = derive_context_traffic(plan, SIZE, ContextMethod.RING)
     assert (traffic.forward.collectives, traffic.backward.passages) == ((), ())
-    assert derive_needs(plan).num_skipped == 12
+    assert plan.needs.num_skipped == 12
 
 
 def test_an_exchange_moves_queries_too_and_keys_as_often_as_ranks_have_them() -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from plait.contract.context.attention import ContextMethod, ContextPlan
 from plait.contract.context.heads import split_heads
-from plait.contract.context.needs import derive_needs
 from plait.contract.context.tiles import Tile
 
 
@@ -70,7 +69,7 @@ def _derive_work(plan: ContextPlan, method: ContextMethod, rank: int, num_heads:
     tokens, blocks, skipped, heads = plan.order.split.lengths[rank], 1, 0, num_heads
     match method:
         case ContextMethod.RING:
-            needed = derive_needs(plan).table[rank]
+            needed = plan.needs.table[rank]
             blocks, skipped = plan.degree, plan.degree - sum(needed)
             tiles = [tile for owner in range(plan.degree) for tile in plan.block_tiles(rank, owner)]
         case ContextMethod.ALL_GATHER:

@@ -1,9 +1,7 @@
 """Which rank needs the keys of which: who needs none of them is not sent them, and what is hidden is not computed."""
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-
-from plait.contract.context.attention import ContextPlan
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -35,10 +33,3 @@ class Needs:
     def num_skipped(self) -> int:
         """Blocks of one rank's queries and another's keys, or its own, in which all is hidden."""
         return sum(not needed for row in self.table for needed in row)
-
-
-@lru_cache(maxsize=256)
-def derive_needs(plan: ContextPlan) -> Needs:
-    """Look at every block of queries and keys."""
-    ranks = range(plan.degree)
-    return Needs(tuple(tuple(bool(plan.block_tiles(rank, owner)) for owner in ranks) for rank in ranks))

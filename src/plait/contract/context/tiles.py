@@ -6,7 +6,6 @@ there are fast kernels. Only the edges of windows are left as bands.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from plait.contract.context.mask import AttentionMask, count_band
@@ -51,7 +50,6 @@ class Tile:
         return len(self.batch) * count_band(len(self.q), len(self.k), self.low, self.high)
 
 
-@lru_cache(maxsize=1024)
 def derive_tiles(
     q_chunks: tuple[Interval, ...],
     k_chunks: tuple[Interval, ...],

@@ -11,7 +11,7 @@ from math import prod
 from plait.contract.collective import Collective
 from plait.contract.context.attention import AttentionSize, ContextMethod, ContextPlan
 from plait.contract.context.heads import split_heads
-from plait.contract.context.needs import Needs, derive_needs
+from plait.contract.context.needs import Needs
 from plait.dtype import width_bytes
 from plait.sharding import Kind
 
@@ -69,7 +69,7 @@ def derive_context_traffic(
     scatter = Collective(Kind.REDUCE_SCATTER, axis, plan.degree, shape, size.sum_dtype)
     if method is ContextMethod.ALL_GATHER:
         return ContextTraffic(Traffic((gather,)), Traffic((gather, scatter)))
-    needs = derive_needs(plan)
+    needs = plan.needs
     if not any(needs.reach):
         return ContextTraffic(Traffic(), Traffic())
     token_bytes = prod(shape[1:]) * width_bytes(size.dtype)

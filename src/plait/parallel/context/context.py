@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from plait.comm.mesh import Axis
-from plait.contract.context.attention import ContextMethod, ContextPlan
+from plait.contract.context.attention import ContextMethod, ContextPlan, build_plan
 from plait.contract.context.mask import AttentionMask
 from plait.errors import ShardingError
 from plait.sharding.token_order import Order, TokenOrder, build_order
@@ -88,4 +88,4 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, context: Context, mask: Atten
         )
     if not q.dtype == k.dtype == v.dtype:
         raise ShardingError(f"{label}: {q.dtype} queries, {k.dtype} keys and {v.dtype} values: they have to be alike")
-    return ContextPlan(context.order, mask, batch)
+    return build_plan(context.order, mask, batch)

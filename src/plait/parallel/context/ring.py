@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.comm import trace
-from plait.contract.context.needs import derive_needs
 from plait.contract.context.traffic import DKV, KV
 from plait.parallel.context.context import Site
 from plait.parallel.context.link import RecordedLink
@@ -39,7 +38,7 @@ class RingAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, site: Site) -> Tensor:
         kv_shard = pack(k, v)
         run = _Forward(site, q, kv_shard)
-        run.take_steps(build_ring_forward(derive_needs(site.plan), site.plan.order.split, site.axis.rank))
+        run.take_steps(build_ring_forward(site.plan.needs, site.plan.order.split, site.axis.rank))
         out = run.seen.out.to(q.dtype)
         ctx.save_for_backward(q, kv_shard, out, run.seen.lse)
         ctx.site = site
@@ -51,7 +50,7 @@ class RingAttention(torch.autograd.Function):
         q, kv_shard, out, lse = ctx.saved_tensors
         site: Site = ctx.site
         run = _Backward(site, build_rows(grad, q, out, lse, site.scale), kv_shard)
-        run.take_steps(build_ring_backward(derive_needs(site.plan), site.plan.order.split, site.axis.rank))
+        run.take_steps(build_ring_backward(site.plan.needs, site.plan.order.split, site.axis.rank))
         grad_k, grad_v = unpack(run.total.to(q.dtype))
         return run.grad_q.to(q.dtype), grad_k, grad_v, None
 
@@ -67,7 +66,7 @@ class _Pass(ABC):
 
     def take_steps(self, program: RingProgram) -> None:
         """Take the steps of `program`, in order; all ranks of the axis have to, with programs of one ring."""
-        if any(derive_needs(self.site.plan).reach):
+        if any(self.site.plan.needs.reach):
             self.issue()
             self.link = RecordedLink(self.site.axis, self.blocks[program.rank].device, self.site.label)
         for step in program.steps:

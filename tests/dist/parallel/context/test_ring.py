@@ -11,7 +11,6 @@ import torch.utils.checkpoint
 from plait.comm.mesh import build_mesh
 from plait.contract.context.attention import ContextPlan
 from plait.contract.context.mask import AttentionMask
-from plait.contract.context.needs import derive_needs
 from plait.errors import TransportError
 from plait.overlap.transport.stream import StreamLink
 from plait.parallel.context import link, ring
@@ -104,7 +103,7 @@ def move_integers() -> None:
         for order in Order:
             context = build_context(axis, size, order=order)
             plan = ContextPlan(context.order, mask, case.batch)
-            needs = derive_needs(plan)
+            needs = plan.needs
             _, whole_k, whole_v, _ = case.draw()
             seen: list[int] = []
 
