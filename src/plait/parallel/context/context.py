@@ -8,7 +8,7 @@ from torch import Tensor
 from plait.comm.mesh import Axis
 from plait.contract.context.attention import ContextMethod, ContextPlan, build_plan
 from plait.contract.context.mask import AttentionMask
-from plait.errors import ShardingError
+from plait.errors import ConfigError, ShardingError, describe_nearest
 from plait.sharding.token_order import Order, TokenOrder, build_order
 
 
@@ -61,7 +61,14 @@ def build_context(
     method: ContextMethod | str = ContextMethod.RING,
     order: Order | str = Order.ZIGZAG,
 ) -> Context:
-    """Deal a sequence of `size` tokens to the ranks of `axis`, each of which has to do the same."""
+    """Deal a sequence of `size` tokens to the ranks of `axis`, each of which has to do the same.
+
+    Raises:
+        ConfigError: there is no such method or order.
+    """
+    for what, name, known in (("method", method, ContextMethod), ("order", order, Order)):
+        if name not in list(known):
+            raise ConfigError(f"context {what} {name!r} is not known", hint=describe_nearest(name, known))
     return Context(axis, ContextMethod(method), build_order(Order(order), size, axis.degree))
 
 

@@ -3,7 +3,7 @@ import torch
 
 from plait.comm.mesh import Axis
 from plait.contract.context.mask import AttentionMask, build_documents
-from plait.errors import ShardingError
+from plait.errors import ConfigError, ShardingError
 from plait.parallel.context.attention import attend
 from plait.parallel.context.context import Context, build_context
 from plait.parallel.context.tokens import (
@@ -58,6 +58,8 @@ def test_documents_are_found_by_their_ids():
 def test_tensors_that_are_not_of_the_own_tokens_are_refused():
     with pytest.raises(ShardingError, match=r"^take_own: \[2, 9\] should have the 10 tokens of a sequence in dim 1"):
         take_own(torch.zeros(2, 9), ORDER, 0)
+    with pytest.raises(ConfigError, match="^context method 'rings' is not known(.|\n)*did you mean \"ring\"?"):
+        build_context(Axis("cp", 2, 1, (0, 1), None, None), 10, method="rings")
     lone = Axis("cp", 2, 1, (0, 1), None, None)
     context = build_context(lone, 10)
     q, k = torch.zeros(1, 4, 5, 8), torch.zeros(1, 2, 5, 8)
