@@ -1,5 +1,6 @@
 """Which token sees which: causal or not, within a window, within its own document. No matrix, only intervals."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -73,7 +74,10 @@ class AttentionMask:
         if not self.documents:
             return [(q, k)] if len(q) and len(k) else []
         own = self.documents[row if len(self.documents) > 1 else 0]
-        pairs = ((q.intersect(document), k.intersect(document)) for document in own)
+        # Of a thousand documents hardly one is in both: looking at all, for each pair of chunks, would take seconds.
+        first = max(bisect_right(own, part.start, key=lambda document: document.stop) for part in (q, k))
+        stop = min(bisect_left(own, part.stop, key=lambda document: document.start) for part in (q, k))
+        pairs = ((q.intersect(document), k.intersect(document)) for document in own[first:stop])
         return [pair for pair in pairs if all(map(len, pair))]
 
     def count_visible(self, row: int, q: Interval, k: Interval) -> int:

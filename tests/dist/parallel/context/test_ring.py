@@ -60,26 +60,6 @@ def test_long_messages_arrive_whole(ranks):
     assert all(error <= 1e-12 for error in ranks(3).call(run_long))
 
 
-def leave_in_the_middle() -> None:
-    axis, case = build_axis(2), Case(AttentionMask())
-    context = build_context(axis, SIZE)
-    case.run_sharded(context)
-
-    def refuse(*_: object) -> None:
-        raise ValueError("boom")
-
-    with patch.object(ring._Forward, "attend", refuse), pytest.raises(ValueError, match="boom"):
-        case.run_sharded(context)
-    with pytest.raises(TransportError, match=r"an earlier run was left in the middle: value kv\["):
-        case.run_sharded(context)
-    raise TransportError("what is on its way spoils these ranks")
-
-
-def test_after_a_run_that_was_left_nothing_is_taken_for_what_is_new(ranks):
-    with pytest.raises(TransportError, match="spoils these ranks"):
-        ranks(2).call(leave_in_the_middle)
-
-
 def train_with_recompute() -> None:
     axis, case = build_axis(2), Case(AttentionMask())
     for method in ("ring", "all_gather", "all_to_all"):
@@ -142,3 +122,24 @@ def run_in_mesh() -> list[float]:
 def test_a_context_axis_may_be_one_of_several(ranks):
     for errors in ranks(4).call(run_in_mesh):
         assert max(errors) <= 1e-12
+
+
+def leave_in_the_middle() -> None:
+    axis, case = build_axis(2), Case(AttentionMask())
+    context = build_context(axis, SIZE)
+    case.run_sharded(context)
+
+    def refuse(*_: object) -> None:
+        raise ValueError("boom")
+
+    with patch.object(ring._Forward, "attend", refuse), pytest.raises(ValueError, match="boom"):
+        case.run_sharded(context)
+    with pytest.raises(TransportError, match=r"an earlier run was left in the middle: value kv\["):
+        case.run_sharded(context)
+    raise TransportError("what is on its way spoils these ranks")
+
+
+def test_after_a_run_that_was_left_nothing_is_taken_for_what_is_new(ranks):
+    """Last in this file, as it spoils its ranks."""
+    with pytest.raises(TransportError, match="spoils these ranks"):
+        ranks(2).call(leave_in_the_middle)
