@@ -1,7 +1,7 @@
 """The pass through column-parallel linears that read one input, forward and backward, and as autograd sees it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from plait.parallel.region.matrix import keep_full, payload_of, sum_rows
 from plait.parallel.region.quantizer import Needs
 from plait.schedule.work import Operation
 from plait.sharding import Interval, Invariant, Replicate, derive_transition
+
+_FIRST_PARAMETER = 4
+"""Among the arguments of `ColumnGroupFunction`: weights from there on, and behind them biases."""
 
 _SHARED = derive_transition(Invariant(), Replicate())
 """A parameter held alike by several ranks that use it on different heads: its gradients are addends."""
@@ -51,15 +54,13 @@ class Operands:
 
 @dataclass(frozen=True)
 class Kept:
-    """What it leaves to its backward.
+    """What it leaves to its backward, beside what autograd keeps.
 
     Attributes:
-        x: of the input, for wgrad; None where that is not wanted.
         memory: what the quantizer has to know again.
         shape: of the input.
     """
 
-    x: Tensor | None
     memory: Any
     shape: torch.Size
     num_rows: int
@@ -98,8 +99,10 @@ class Gradients:
     biases: Sequence[Tensor | None]
 
 
-def run_forward(group: ColumnGroup, operands: Operands, needs: Needs, *, keeps_full: bool) -> tuple[Outputs, Kept]:
-    """Gather the input, multiply it, and activate the products."""
+def run_forward(
+    group: ColumnGroup, operands: Operands, needs: Needs, *, keeps_full: bool
+) -> tuple[Outputs, Tensor | None, Kept]:
+    """Gather the input, multiply it, and activate the products; what of the input wgrad reads is to be kept."""
     x, num_rows, activation = operands.x, operands.num_rows, group.activation
     group.entry.check_dtype(x, *operands.weights, *operands.biases)
     shape = x.shape[:-1] if x.dim() > 2 else (num_rows,)
@@ -120,11 +123,12 @@ def run_forward(group: ColumnGroup, operands: Operands, needs: Needs, *, keeps_f
         # In all-reduce mode what is outside is what is inside, unless that is quantized.
         read = keep_full(gemm.x, outcome, x.dtype)
         full = x if read is None else read if group.entry.is_sharded else read.view(x.shape)
-    return Outputs(full, outputs, activated), Kept(reading.kept, reading.memory, x.shape, num_rows)
+    return Outputs(full, outputs, activated), reading.kept, Kept(reading.memory, x.shape, num_rows)
 
 
 def run_backward(
     group: ColumnGroup,
+    kept_x: Tensor | None,
     kept: Kept,
     weights: Sequence[Tensor],
     outputs: Sequence[Tensor],
@@ -134,7 +138,7 @@ def run_backward(
 ) -> Gradients:
     """Reduce dgrad while the input is gathered again for wgrad; `outputs` are given where an activation reads them."""
     num_rows, like = kept.num_rows, weights[0]
-    x, factors = group.entry.quantizer.read_again(kept.x, kept.memory, weights, needs)
+    x, factors = group.entry.quantizer.read_again(kept_x, kept.memory, weights, needs)
     activation = _build_activation_gradient(group, outputs, grads)
     members: Sequence[Tensor | None] = _flatten(grads.members) if activation is None else activation.grads
     reading = group.entry.quantizer.read_gradients(members, kept.memory, needs, activation)
@@ -197,10 +201,11 @@ class ColumnGroupFunction(torch.autograd.Function):
         ctx.group, num_rows = group, group.entry.count_rows(x, is_inside=False)
         ctx.set_materialize_grads(False)
         needs = _find_needs(ctx, members, has_backward=has_backward)
-        given, kept = run_forward(group, Operands(x, num_rows, weights, biases), needs, keeps_full=keeps_full)
-        ctx.save_for_backward(kept.x, *weights, *(given.members if group.activation is not None else ()))
-        ctx.kept = replace(kept, x=None)
-        ctx.this = group.entry.matmul.column = _find_backward(group, kept, needs, weights[0])
+        given, kept_x, ctx.kept = run_forward(
+            group, Operands(x, num_rows, weights, biases), needs, keeps_full=keeps_full
+        )
+        ctx.save_for_backward(kept_x, *weights, *(given.members if group.activation is not None else ()))
+        ctx.this = group.entry.matmul.column = _find_backward(group, kept_x, num_rows, needs, weights[0])
         x_full = x.view_as(x) if given.x_full is x else given.x_full
         return (x_full, given.activated, *given.members)
 
@@ -214,7 +219,8 @@ class ColumnGroupFunction(torch.autograd.Function):
         this, ctx.this = ctx.this, None
         grads = run_backward(
             ctx.group,
-            replace(ctx.kept, x=x),
+            x,
+            ctx.kept,
             saved[:members],
             saved[members:],
             OutputGradients(grad_x_full, grad_outputs, grad_activated),
@@ -226,11 +232,12 @@ class ColumnGroupFunction(torch.autograd.Function):
 
 def _find_needs(ctx: Any, members: int, *, has_backward: bool) -> Needs:
     """None of them where autograd does not look on; of tensors alone that is not known."""
-    needs_x, _, _, _, *params = (has_backward and need for need in ctx.needs_input_grad)
-    return Needs(needs_x, params[:members], params[members:])
+    needs = ctx.needs_input_grad if has_backward else (False,) * len(ctx.needs_input_grad)
+    biases = _FIRST_PARAMETER + members
+    return Needs(needs[0], needs[_FIRST_PARAMETER:biases], needs[biases:])
 
 
-def _find_backward(group: ColumnGroup, kept: Kept, needs: Needs, like: Tensor) -> Next | None:
+def _find_backward(group: ColumnGroup, kept_x: Tensor | None, num_rows: int, needs: Needs, like: Tensor) -> Next | None:
     """The pass that follows that of the next row linear in backward, where it gathers something and may be known."""
     # Where saved tensors go elsewhere (checkpointing, offloading), to hold on to one would be to keep it here.
     is_kept_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
@@ -238,9 +245,9 @@ def _find_backward(group: ColumnGroup, kept: Kept, needs: Needs, like: Tensor) -
     is_last = group.entry.site.region == "head"
     if not (needs.x and any(needs.weights) and group.entry.is_sharded) or is_last or is_kept_elsewhere:
         return None
-    assert kept.x is not None, group.entry.name
-    what = group.entry.build_pass(Operation.COLUMN_BACKWARD, kept.num_rows)
-    return Next(what, kept.x.detach(), Addends(like.shape[1], like.dtype, like.device))
+    assert kept_x is not None, group.entry.name
+    what = group.entry.build_pass(Operation.COLUMN_BACKWARD, num_rows)
+    return Next(what, kept_x.detach(), Addends(like.shape[1], like.dtype, like.device))
 
 
 def _build_activation_gradient(

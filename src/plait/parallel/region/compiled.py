@@ -72,7 +72,7 @@ def column_group(
     every = [next(given) if has else None for has in has_bias]
     group.entry.matmul.column = None  # nothing is begun ahead for a compiled backward
     needs = Needs(True, [True] * len(weights), has_bias)
-    outputs, _ = column.run_forward(group, Operands(x, num_rows, weights, every), needs, keeps_full=extra[0])
+    outputs, *_ = column.run_forward(group, Operands(x, num_rows, weights, every), needs, keeps_full=extra[0])
     # No output of an operator may be its input.
     x_full = x.clone() if outputs.x_full is x else outputs.x_full
     return [each for each in (x_full, *outputs.members, outputs.activated) if each is not None]
@@ -108,7 +108,8 @@ def column_group_backward(
     named = _name_outputs(list(grads), keeps_full=extra[0], is_activated=extra[1])
     found = column.run_backward(
         find_by_handle(handle),
-        column.Kept(x, None, x.shape, num_rows),
+        x,
+        column.Kept(None, x.shape, num_rows),
         weights,
         outputs,
         OutputGradients(named.x_full, named.members, named.activated),
@@ -191,7 +192,7 @@ def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, handle: Tensor, n
     """`rows` of the sum are this rank's."""
     exit: Boundary = find_by_handle(handle)
     exit.matmul.column = None  # nor by one
-    y, _ = row.run_forward(exit, x, num_rows, weight, bias, Needs(True, [True], [bias is not None]))
+    y, *_ = row.run_forward(exit, x, num_rows, weight, bias, Needs(True, [True], [bias is not None]))
     return y
 
 
@@ -206,8 +207,8 @@ def row_linear_backward(
 ) -> list[Tensor]:
     """The gradients that `needs` names of x, weight and bias."""
     wanted = Needs(needs[0], [needs[1]], [needs[2]])
-    kept = row.Kept(x, None, x.shape)
-    found = row.run_backward(find_by_handle(handle), grad_y, kept, num_rows, weight, wanted)
+    kept = row.Kept(None, x.shape)
+    found = row.run_backward(find_by_handle(handle), grad_y, x, kept, num_rows, weight, wanted)
     return [grad for grad in found if grad is not None]
 
 

@@ -60,10 +60,11 @@ def payload_of(matrix: Matrix | None) -> Tensor | None:
 
 def take(matrix: Matrix | None, rows: Interval, full: Tensor | None = None) -> Factor:
     """These rows, of `full` where that was gathered; of what a GEMM reads that is wanted."""
-    assert matrix is not None, rows
-    if isinstance(matrix, Tensor):
-        return take_rows(matrix if full is None else full, rows)
-    return matrix.take(rows, full)
+    if isinstance(matrix, QuantizedMatrix):
+        return matrix.take(rows, full)
+    x = matrix if full is None else full
+    assert x is not None, rows
+    return take_rows(x, rows)
 
 
 def take_rows(x: Tensor, rows: Interval) -> Tensor:
@@ -74,15 +75,15 @@ def take_rows(x: Tensor, rows: Interval) -> Tensor:
 
 def multiply(a: Factor, b: Factor, addend: Tensor | None, *, out: Tensor) -> None:
     """`out = a @ b + addend`; the addend may be `out` itself."""
-    if isinstance(a, matmul.Factor):
-        assert isinstance(b, matmul.Factor), "a quantized matrix times one that is not"
-        matmul.multiply(a, b, addend, out=out)
+    # Tensors first: this is called for every piece of every small GEMM.
+    if isinstance(a, Tensor):
+        if addend is None:
+            torch.mm(a, b, out=out)  # type: ignore[arg-type]
+        else:
+            torch.addmm(addend, a, b, out=out)  # type: ignore[arg-type]
         return
-    assert isinstance(b, Tensor), "a matrix that is not quantized times one that is"
-    if addend is None:
-        torch.mm(a, b, out=out)
-    else:
-        torch.addmm(addend, a, b, out=out)
+    assert not isinstance(b, Tensor), "a quantized matrix times one that is not"
+    matmul.multiply(a, b, addend, out=out)
 
 
 def sum_rows(matrix: Matrix, full: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -1,8 +1,7 @@
 """Between tensors and the GEMMs of a region: what these read of them, what moves, and what is kept for backward."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -10,8 +9,7 @@ from plait.parallel.region.activation import ActivationGradient
 from plait.parallel.region.matrix import Factor, Matrix
 
 
-@dataclass(frozen=True)
-class Needs:
+class Needs(NamedTuple):
     """Which gradients are wanted: of the input, of every weight and of every bias."""
 
     x: bool
@@ -24,8 +22,7 @@ class Needs:
         return self.x or any(self.weights) or any(self.biases)
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What the GEMM of a forward pass reads, and what its backward will be given.
 
     Attributes:
@@ -40,8 +37,7 @@ class Reading:
     memory: Any
 
 
-@dataclass(frozen=True)
-class GradientReading:
+class GradientReading(NamedTuple):
     """What the GEMMs of a backward pass read of the gradients of outputs; None of one that nobody sent.
 
     Attributes:

@@ -1,6 +1,6 @@
 """The pass through a row-parallel linear, forward and backward, and as autograd sees it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,23 +21,21 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True)
 class Kept:
-    """What a forward pass leaves to its backward.
+    """What a forward pass leaves to its backward, beside what autograd keeps.
 
     Attributes:
-        x: of the input, for wgrad; None where that is not wanted.
         memory: what the quantizer has to know again.
         shape: of the input.
     """
 
-    x: Tensor | None
     memory: Any
     shape: torch.Size
 
 
 def run_forward(
     exit: Boundary, x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None, needs: Needs
-) -> tuple[Tensor, Kept]:
-    """Reduce the products; the bias is added to their sum."""
+) -> tuple[Tensor, Tensor | None, Kept]:
+    """Reduce the products; the bias is added to their sum. What of the input wgrad reads is to be kept."""
     exit.check_dtype(x, weight, bias)
     width = weight.shape[0]
     reading = exit.quantizer.read(x, num_rows, [weight], needs)
@@ -50,12 +48,13 @@ def run_forward(
     assert outcome.total is not None, exit.name
     y = outcome.total if bias is None else outcome.total.add_(bias)
     y = y.view(*x.shape[:-1], width) if x.dim() > 2 else y
-    return y, Kept(reading.kept, reading.memory, x.shape)
+    return y, reading.kept, Kept(reading.memory, x.shape)
 
 
 def run_backward(
     exit: Boundary,
     grad_y: Tensor,
+    kept_x: Tensor | None,
     kept: Kept,
     num_rows: int,
     weight: Tensor,
@@ -64,7 +63,7 @@ def run_backward(
 ) -> Gradients:
     """Gather the gradient, and multiply it with the weight and with the input."""
     (needs_weight,), (needs_bias,) = needs.weights, needs.biases
-    x, (factor,) = exit.quantizer.read_again(kept.x, kept.memory, [weight], needs)
+    x, (factor,) = exit.quantizer.read_again(kept_x, kept.memory, [weight], needs)
     reading = exit.quantizer.read_gradients([grad_y.flatten(0, -2)], kept.memory, needs, None)
     (grad,) = reading.biases
     assert grad is not None, exit.name
@@ -104,9 +103,9 @@ class RowFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary, has_backward: bool) -> Tensor:
         ctx.exit, ctx.num_rows = exit, exit.count_rows(x, is_inside=True)
         ctx.following, exit.matmul.column = exit.matmul.column, None
-        y, kept = run_forward(exit, x, ctx.num_rows, weight, bias, _find_needs(ctx, has_backward=has_backward))
-        ctx.save_for_backward(kept.x, weight)
-        ctx.kept = replace(kept, x=None)
+        needs = _find_needs(ctx, has_backward=has_backward)
+        y, kept_x, ctx.kept = run_forward(exit, x, ctx.num_rows, weight, bias, needs)
+        ctx.save_for_backward(kept_x, weight)
         return y
 
     @staticmethod
@@ -115,11 +114,11 @@ class RowFunction(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         # Once only: what it gathers is to be freed as soon as the pass that saved it is through.
         following, ctx.following = ctx.following, None
-        needs, kept = _find_needs(ctx, has_backward=True), replace(ctx.kept, x=x)
-        return (*run_backward(ctx.exit, grad_y, kept, ctx.num_rows, weight, needs, following), None, None)
+        needs = _find_needs(ctx, has_backward=True)
+        return (*run_backward(ctx.exit, grad_y, x, ctx.kept, ctx.num_rows, weight, needs, following), None, None)
 
 
 def _find_needs(ctx: Any, *, has_backward: bool) -> Needs:
     """None of them where autograd does not look on; of tensors alone that is not known."""
-    needs_x, needs_weight, needs_bias, *_ = (has_backward and need for need in ctx.needs_input_grad)
-    return Needs(needs_x, [needs_weight], [needs_bias])
+    x, weight, bias = ctx.needs_input_grad[:3] if has_backward else (False, False, False)
+    return Needs(x, (weight,), (bias,))
