@@ -5,7 +5,7 @@ compute, the same in every format: an emulation takes longer than float32, an in
 a link is about. Quantizing, and decoding weights, is real work of the CPU and in all times; `compute_s`, with nothing
 moved, says how much that is.
 
-The link is set so that what float32 moves takes half, once and twice as long as float32 computes; all formats then run
+The link is set so that what float32 moves takes half as long as float32 computes, as long, and 2 and 4 times; all then run
 over the same link, in interleaved rounds, each exposed (serial point to point) and overlapped.
 
 The bytes that a step sends are counted where they are handed to the network, and are those of its schedules and of the
@@ -42,7 +42,7 @@ from plait.config.quantization import QuantizationConfig
 from plait.quant.scheme import Scheme
 
 TP = 2
-RATIOS = (0.5, 1.0, 2.0)
+RATIOS = (0.5, 1.0, 2.0, 4.0)
 TOKENS, WIDTH, MLP_WIDTH = 1024, 1024, 4096
 FLOPS_PER_S = 20e9
 FORMATS = ("float32", "bfloat16", "fp8_currentscaling", "mxfp8", "nvfp4")

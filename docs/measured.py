@@ -88,7 +88,15 @@ def build_benchmarks_page() -> str:
     """Every result."""
     overhead = ["## Host overhead\n", _build_overhead_result()]
     return "\n".join(
-        ["# Benchmarks\n", *_list_slow_link(), *_list_same_host(), *_list_hf(), *overhead, *_list_seed_case()]
+        [
+            "# Benchmarks\n",
+            *_list_slow_link(),
+            *_list_same_host(),
+            *_list_precision(),
+            *_list_hf(),
+            *overhead,
+            *_list_seed_case(),
+        ]
     )
 
 
@@ -152,6 +160,61 @@ def _list_same_host() -> Iterator[str]:
             )
         rows += [f"| {peer} | failed: {why} | | |" for peer, why in item["failed"].items()]
         yield "\n".join(rows) + "\n"
+
+
+def _list_precision() -> Iterator[str]:
+    """What recipes cost in accuracy, what they gain over a link, and what quantizing takes."""
+    curves = _load("quantization_curves")
+    steps = len(next(iter(curves["losses"].values())))
+    yield (
+        f"## Precision recipes\n\n`benchmarks/quantization_curves.py`: {steps} steps of `{curves['config']}` with "
+        f"{', '.join(curves['overrides'])}, on {curves['tp']} ranks, the same weights and data. The loss is the mean "
+        "of the last steps, the gap is to float32 in nats; float32 from another seed says what of it is chance. "
+        "Emulated on CPUs, in the same numbers that an instruction would multiply.\n"
+    )
+    rows = ["| run | final loss | gap |", "|---|--:|--:|"]
+    rows += [f"| {name} | {run['final_loss']:.3f} | {run['gap']:+.3f} |" for name, run in curves["results"].items()]
+    yield "\n".join(rows) + "\n"
+    yield "![Training loss under every recipe](../images/quantization_curves.png)\n"
+    yield from _list_precision_link()
+    yield from _list_quantizing()
+
+
+def _list_precision_link() -> Iterator[str]:
+    record = _load("quantization_link")
+    yield (
+        f"`benchmarks/quantization_link.py`: an MLP of {record['tokens']} tokens, width {record['width']} x "
+        f"{record['mlp_width']}, forward and backward on {record['tp']} ranks that are joined by a rate-limited link, "
+        f"overlapped ({record['way']}). GEMMs sleep for as long in every format; quantizing and decoding are in the "
+        "times, and take a CPU what computing took longer than in float32. Sums are carried in float32 in the first "
+        "row, in bfloat16 in all others.\n"
+    )
+    ratios = list(record["ratios"])
+    titles = " | ".join(f"ratio {ratio}: computing, overlapped, gain" for ratio in ratios)
+    rows = [f"| | bytes sent | predicted | {titles} |", "|---|--:|--:" + "|--:" * len(ratios) + "|"]
+    for name, sent in record["sent_bytes"].items():
+        cells = [
+            f"{each['compute_s']['median']:.2f} s, {each['overlapped_s']['median']:.2f} s, "
+            f"{each['gain_over']['float32']['median']:.2f}"
+            for each in (entry["formats"][name] for entry in record["ratios"].values())
+        ]
+        rows.append(f"| {name} | {sent['measured']:,} | {sent['predicted']:,} | {' | '.join(cells)} |")
+    yield "\n".join(rows) + f"\n\nMedians of {record['rounds']} rounds, {_describe(record['machine'])}.\n"
+
+
+def _list_quantizing() -> Iterator[str]:
+    record = _load("quantize")
+    yield (
+        "`benchmarks/quantize.py`: time per element of a float32 matrix, and per orientation, beside copying it; "
+        "`measure` finds the largest magnitude.\n"
+    )
+    for place, case in record["results"].items():
+        rows = [f"| {place}, {case['shape']} | ns | times the copy |", "|---|--:|--:|"]
+        copy_s = case["element_s"]["copy"]["median"]
+        for act, time_s in case["element_s"].items():
+            rows.append(f"| {act} | {1e9 * time_s['median']:.2f} | {time_s['median'] / copy_s:.1f} |")
+        yield "\n".join(rows) + "\n"
+    yield f"Medians of {record['rounds']} rounds, {_describe(record['machine'])}.\n"
 
 
 def _list_hf() -> Iterator[str]:
