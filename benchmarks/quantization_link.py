@@ -5,8 +5,8 @@ compute, the same in every format: an emulation takes longer than float32, an in
 a link is about. Quantizing, and decoding weights, is real work of the CPU and in all times; `compute_s`, with nothing
 moved, says how much that is.
 
-The link is set so that what float32 moves takes half as long as float32 computes, as long, and 2 and 4 times; all then run
-over the same link, in interleaved rounds, each exposed (serial point to point) and overlapped.
+The link is set so that what float32 moves takes half as long as float32 computes, as long, and 2 and 4 times; all
+then run over the same link, in interleaved rounds, each exposed (serial point to point) and overlapped.
 
 The bytes that a step sends are counted where they are handed to the network, and are those of its schedules and of the
 magnitudes it agrees on; what the interface counts beside is the protocol's.
