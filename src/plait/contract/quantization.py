@@ -121,10 +121,13 @@ def find_block(name: str) -> int | None:
 
 
 def is_wanted(quantization: "QuantizationConfig", name: str, role: Role | None) -> bool:
-    """Whether a module is a linear that is quantized where its block is not kept."""
+    """Whether a module is a linear that is quantized where its block is not kept.
+
+    Columns inside an entered region are not: of what they read no largest magnitude is agreed on.
+    """
     if isinstance(role, VocabHead):
         return quantization.head
-    is_linear = isinstance(role, Column | InnerColumn | Row) and find_block(name) is not None
+    is_linear = isinstance(role, Column | Row) and find_block(name) is not None
     return is_linear and (quantization.layers == "all" or ".mlp." in name)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,12 +18,14 @@ from plait.parallel.apply import parallelize, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.precision.model import update_amax_history
 from plait.parallel.precision.scheme import GradientNoise, draw_signs
-from plait.quant.linear import QuantizedLinear
+from plait.parallel.region.matrix import QuantizedMatrix
+from plait.parallel.region.quantizer import Needs
+from plait.quant.linear import QuantizedLinear, find_kernels
 from plait.schedule.step import Content
 from plait.schedule.work import Operation, derive_work
-from plait.sharding import Interval, Partial, QueryHeads, Replicate, Shard, derive_transition
+from plait.sharding import Interval, Invariant, Partial, QueryHeads, Replicate, Shard, derive_transition
 from tests.support.lone_mesh import build_lone_mesh
-from tests.support.quantized import TOKENS, WIDTH, Model, build_config, build_model, build_plan, draw
+from tests.support.quantized import FEATURES, TOKENS, WIDTH, Model, build_config, build_model, build_plan, draw
 
 
 def refuse(said: str, quantization: Any, plan: Plan | None = None, tp: int = 1) -> None:
@@ -145,6 +148,23 @@ def test_histories_are_the_largest_magnitudes_of_steps() -> None:
         model(100 * x)
     update_amax_history(model)
     assert torch.equal(histories.values, before)
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float32, "native"), (torch.float64, "emulation")])
+def test_what_multiplies_goes_by_the_dtype_of_a_pass(dtype: torch.dtype, kernel: str) -> None:
+    """Not by that which the weights had once: no kernel sums in float64."""
+    model = build_model(build_lone_mesh(1), build_config("fp8_currentscaling"), sequence_parallel=False)
+    record = record_of(model)
+    assert record is not None
+    assert record.precision is not None
+    quantizer = record.precision.build_exit_quantizer("layers.0.mlp.down", Invariant())
+    x, weight = draw(TOKENS, FEATURES, seed=1, dtype=dtype), draw(WIDTH, FEATURES, seed=2, dtype=dtype)
+    find_kernels.cache_clear()
+    with patch("plait.quant.linear.find_capability", return_value=(9, 0)):
+        read = quantizer.read(x, TOKENS, [weight], Needs(True, [True], [False])).x
+    find_kernels.cache_clear()
+    assert isinstance(read, QuantizedMatrix)
+    assert read.kernel == kernel
 
 
 def test_a_copy_of_a_model_has_histories_of_its_own() -> None:

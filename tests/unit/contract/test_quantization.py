@@ -251,10 +251,17 @@ def test_recipes_are_by_module_the_head_among_them() -> None:
         derive_recipes(LLAMA, QuantizationConfig(recipe="mxfp8", keep_first=3, keep_last=2))
 
 
-def test_linears_of_a_region_are_selected_and_norms_are_not() -> None:
-    roles: dict[str, Role] = {"h.0.a": InnerColumn(), "h.1.a": InnerColumn(), "h.1.n": TokenLocal(), "h.2.a": Row()}
+def test_linears_at_the_ends_of_a_region_are_selected_and_what_is_inside_is_not() -> None:
+    roles: dict[str, Role] = {
+        "h.0.a": Column(),
+        "h.1.a": Column(),
+        "h.1.c": InnerColumn(),
+        "h.1.n": TokenLocal(),
+        "h.1.b": Row(),
+        "h.2.b": Row(),
+    }
     chosen = select_linears(QuantizationConfig(recipe="mxfp8"), roles, count_blocks(roles))
-    assert chosen == {"h.1.a": MXFP8}
+    assert chosen == {"h.1.a": MXFP8, "h.1.b": MXFP8}
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3])

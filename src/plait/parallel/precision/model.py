@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import lcm
 from typing import cast
 
-import torch
 from pydantic import ValidationError
 from torch import nn
 
@@ -14,7 +13,7 @@ from plait.comm.mesh import Axis, Mesh
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Recipe, RecipeName
 from plait.config.section import list_problems
-from plait.contract.plan import InnerColumn, Plan, Role, Row
+from plait.contract.plan import Plan, Role, Row
 from plait.contract.quantization import count_blocks, list_histories, list_torn_blocks, select_linears
 from plait.errors import ConfigError
 from plait.overlap.site import Precision
@@ -23,9 +22,9 @@ from plait.parallel.precision.region import LoneRegion
 from plait.parallel.precision.scheme import LinearScheme
 from plait.parallel.region.quantizer import PLAIN, Quantizer
 from plait.quant.history import AmaxHistories
-from plait.quant.linear import QuantizedLinear
+from plait.quant.linear import QuantizedLinear, find_kernels
 from plait.quant.matmul import find_accumulator
-from plait.quant.select import Capability, Gemm, Kernel, KernelChoice, check_strict, select_kernels
+from plait.quant.select import Gemm, Kernel, KernelChoice, check_strict
 from plait.sharding import Interval, Ownership, Placement, Shard
 
 ATTRIBUTE = "plait_precision"
@@ -71,11 +70,6 @@ class ModelPrecision:
         """The one of all of them."""
         return next(iter(self.recipes.values()))
 
-    @property
-    def kernel_names(self) -> dict[Gemm, Kernel]:
-        """What multiplies, by GEMM."""
-        return {gemm: choice.kernel for gemm, choice in self.kernels.items()}
-
     def build_entry_quantizer(
         self, names: Sequence[str], label: str, outside: Placement, shared_over: Sequence[Axis | None]
     ) -> Quantizer:
@@ -97,8 +91,7 @@ class ModelPrecision:
         if history is not None:
             history = history.share_input(names)
         is_cut = isinstance(outside, Shard)
-        kernels = self.kernel_names
-        return RecipeQuantizer(self.mesh, label, linears, history, kernels, shared_over, is_cut, True, False)
+        return RecipeQuantizer(self.mesh, label, linears, history, shared_over, is_cut, True, False)
 
     def build_exit_quantizer(self, name: str, outside: Placement) -> Quantizer:
         """That of a row linear, whose output leaves as `outside`."""
@@ -106,8 +99,7 @@ class ModelPrecision:
         if linear is None:
             return PLAIN
         is_cut = isinstance(outside, Shard)
-        kernels = self.kernel_names
-        return RecipeQuantizer(self.mesh, name, [linear], linear.history, kernels, [None], True, is_cut, is_cut)
+        return RecipeQuantizer(self.mesh, name, [linear], linear.history, [None], True, is_cut, is_cut)
 
     def describe(self) -> Precision:
         """As it is said in a receipt."""
@@ -133,7 +125,7 @@ def build_precision(
     ownership: Mapping[str, Ownership],
     is_kept: Callable[[str], bool],
 ) -> ModelPrecision | None:
-    """What of a model is quantized; None where nothing is. Columns inside an entered region stay as they are.
+    """What of a model is quantized; None where nothing is.
 
     `roles` and `ownership` are of modules and of their weights, by one name each; `is_kept` says what else stays.
 
@@ -141,7 +133,7 @@ def build_precision(
         ConfigError: nothing would be quantized; blocks that are torn; a group only part of which is quantized; with
             `strict`, a device that emulates.
     """
-    wanted = {name: role for name, role in roles.items() if not isinstance(role, InnerColumn) and not is_kept(name)}
+    wanted = {name: role for name, role in roles.items() if not is_kept(name)}
     recipes = select_linears(quantization, wanted, count_blocks(name for name, _ in model.named_modules()))
     if not recipes:
         return None
@@ -154,7 +146,7 @@ def build_precision(
             hint="take a recipe without blocks, a degree that leaves whole blocks, or quantization.layers = mlp_only",
         )
     weight = model.get_submodule(next(iter(recipes))).get_parameter("weight")
-    kernels = _select(recipe, mesh.device, weight.dtype)
+    kernels = find_kernels(recipe, mesh.device, weight.dtype)
     if quantization.strict:
         check_strict(f"{next(iter(recipes))} and {len(recipes) - 1} more", kernels)
     names = list_histories(recipes)
@@ -210,12 +202,6 @@ def update_amax_history(model: nn.Module) -> None:
         for axis in (precision.mesh.tp, precision.mesh.dp):
             amaxes = collectives.all_reduce(amaxes, axis, op="max", label="amax_history")
         histories.update(amaxes)
-
-
-def _select(recipe: Recipe, device: torch.device, dtype: torch.dtype) -> dict[Gemm, KernelChoice]:
-    capability: Capability | None = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    sums_in_float64 = dtype == torch.float64
-    return select_kernels(recipe, device_type=device.type, capability=capability, sums_in_float64=sums_in_float64)
 
 
 def _build_linear(

@@ -1,6 +1,6 @@
 """The quantizer of a boundary whose linears have a recipe: scales that are those of whole tensors, bytes that move."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,10 +15,10 @@ from plait.parallel.region.matrix import Factor, Matrix, QuantizedMatrix
 from plait.parallel.region.quantizer import GradientReading, Needs, Reading
 from plait.quant.cast import Quantized
 from plait.quant.history import LinearHistory
-from plait.quant.linear import check_tokens
+from plait.quant.linear import check_tokens, find_kernels
 from plait.quant.matmul import find_accumulator
 from plait.quant.scheme import Scales, Scheme
-from plait.quant.select import Gemm, Kernel
+from plait.quant.select import Gemm
 from plait.sharding import Interval
 
 
@@ -48,7 +48,6 @@ class RecipeQuantizer:
         label: of the boundary, in traces.
         linears: those that read one input, or the one at the end of a region.
         history: that of the first, which notes the input of all.
-        kernels: what multiplies.
         shared_over: of each linear, the axis of the ranks that hold the same KV heads, if any. What these have of its
             output's gradient are addends, and only their sum can be quantized, so that is taken first. All of them have
             then the gradient of the weight, and the first of them alone adds to that of the input.
@@ -61,7 +60,6 @@ class RecipeQuantizer:
     label: str
     linears: Sequence[LinearScheme]
     history: LinearHistory | None
-    kernels: Mapping[Gemm, Kernel]
     shared_over: Sequence[Axis | None]
     is_input_cut: bool
     is_gradient_cut: bool
@@ -138,8 +136,8 @@ class RecipeQuantizer:
             scheme = memory.schemes[index]
             scales = scheme.derive_scales("gradient", amaxes, read[index])
             quantized = scheme.quantize("gradient", grad, read[index], scales)
-            dtype, shared = find_accumulator(grad.dtype), self.shared_over[index]
-            biases[index] = rows = QuantizedMatrix(quantized, read[index][0], dtype, self.kernels["dgrad"])
+            shared = self.shared_over[index]
+            biases[index] = rows = self._view(quantized, grad.dtype, "dgrad", read[index][0])
             wgrad[index] = self._view(quantized, grad.dtype, "wgrad")
             dgrad[index] = rows if shared is None or shared.rank == 0 else None
         return GradientReading(dgrad, wgrad, biases, None)
@@ -167,9 +165,13 @@ class RecipeQuantizer:
             for amaxes, is_part in zip(measured, is_cut, strict=True)
         ]
 
-    def _view(self, quantized: Quantized, dtype: torch.dtype, gemm: Gemm) -> QuantizedMatrix:
-        """It as `gemm` reads it: of both ways in which it lies in blocks, wgrad reads the last."""
-        return QuantizedMatrix(quantized, quantized.orientations[-1], find_accumulator(dtype), self.kernels[gemm])
+    def _view(
+        self, quantized: Quantized, dtype: torch.dtype, gemm: Gemm, orientation: Orientation | None = None
+    ) -> QuantizedMatrix:
+        """It as `gemm` reads it: of both ways in which it lies in blocks the last, unless another is given."""
+        kernel = find_kernels(self.linears[0].recipe, quantized.payload.device, dtype)[gemm].kernel
+        read = quantized.orientations[-1] if orientation is None else orientation
+        return QuantizedMatrix(quantized, read, find_accumulator(dtype), kernel)
 
     def _find_first_row(self) -> int:
         """Of the tokens of this pass, the first whose gradient this rank has."""
