@@ -14,6 +14,7 @@ from plait.parallel.tokens import gather_tokens, shard_tokens
 from plait.sharding import MeshShape
 from tests.support.lone_mesh import build_lone_mesh
 from tests.support.quantized import RECIPES, TOKENS, WIDTH, Model, build_config, build_model, draw, find_errors
+from tests.support.verification import verify
 
 SAME = 1e-12
 """Sums of a few thousand float64 products in another order; one number quantized otherwise shows as 1e-4 and more."""
@@ -82,3 +83,15 @@ def run_use(*, tp: int, use: str, recipe: str) -> dict[str, float]:
 def test_every_use_gives_what_it_gives_on_one_rank(ranks, use, recipe):
     for errors in ranks(2).call(run_use, tp=2, use=use, recipe=recipe):
         assert max(errors.values()) < SAME, errors
+
+
+@pytest.mark.parametrize("recipe", ["fp8_delayedscaling", "mxfp8"])
+def test_a_head_that_is_the_embedding_too_is_quantized_alone(ranks, recipe):
+    """One parameter: as a table it is read as it is, and its gradient is that of both uses."""
+    report = verify(
+        ranks(2), "llama-tiny", 2, "model.tied_embeddings=true", "model.vocab_size=128", "model.width=128",
+        "model.num_heads=4", "model.num_kv_heads=2", "model.mlp_width=224", "train.seq_len=32",
+        f"quantization={recipe}", "quantization.head=true", "quantization.layers=mlp_only",
+        "quantization.keep_first=0", "quantization.keep_last=0",
+    )  # fmt: skip
+    assert report.passed, report.failures
