@@ -104,14 +104,26 @@ def list_block_conflicts(
     recipe = quantization.resolved
     if recipe is None or recipe.feature_unit == 1:
         return
-    unit, hint = recipe.feature_unit, "use a recipe without blocks, or a degree that leaves whole blocks on every rank"
+    unit = recipe.feature_unit
     if model.width % unit:
         text = f"has blocks of {unit} features, which model.width = {model.width} is no whole number of"
         yield Problem("quantization.recipe", text, "use a recipe without blocks, fp8_currentscaling")
     for what, (size, cut) in _list_quantized_cuts(model, quantization, unit).items():
         torn = _describe_tear(size, cut, parallel.tp, unit)
         if torn is not None:
-            yield Problem("quantization.recipe", f"{what}: {torn}", hint)
+            yield Problem("quantization.recipe", f"{what}: {torn}", _list_ways_out(what, is_whole=size % unit == 0))
+
+
+def _list_ways_out(what: str, *, is_whole: bool) -> str:
+    """For a dim that some degree cuts into blocks, or none does."""
+    ways = ["use a recipe without blocks"]
+    if is_whole:
+        ways.append("a degree that leaves whole blocks on every rank")
+    if ".attention." in what:
+        ways.append("quantization.layers = mlp_only")
+    if what.startswith("head "):
+        ways.append("quantization.head = false")
+    return ", or ".join(ways)
 
 
 def _list_quantized_cuts(model: AnyModel, quantization: QuantizationConfig, unit: int) -> dict[str, tuple[int, Cut]]:

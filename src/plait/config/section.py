@@ -62,6 +62,8 @@ def list_problems(error: ValidationError) -> list[Problem]:
                 problems += [problem.within(key) for problem in detail["ctx"]["problems"]]
             case "missing":
                 problems.append(Problem(key, "is required"))
+            case "extra_forbidden":
+                problems.append(Problem(key, "is no known key"))
             case "model_type" | "model_attributes_type":
                 problems.append(Problem(key, "should be a table"))
             case "literal_error":

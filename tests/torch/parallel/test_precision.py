@@ -54,6 +54,13 @@ def test_an_unknown_recipe_is_refused_with_the_known_ones() -> None:
     refuse("quantization: recipe .* 'mxfp8' or 'nvfp4'", "fp8")
 
 
+def test_what_is_no_recipe_is_refused_in_words_of_a_config() -> None:
+    refuse("quantization: keep_frst is no known key", {"recipe": "mxfp8", "keep_frst": 1})
+    refuse("quantization: should be the name of a recipe, a table or a QuantizationConfig", None)
+    options = {"recipe": "fp8_currentscaling", "margin": 1, "input": {"format": "e2m1"}}
+    refuse(r"(?s)2 problems.*too few .* \(use block16 or block32\).*margin only delayed", options)
+
+
 def test_nothing_to_quantize_is_refused() -> None:
     refuse("quantizes nothing: of 2 blocks", QuantizationConfig(recipe="mxfp8"))
 

@@ -88,7 +88,11 @@ MISTAKES = [
     (("quantization=mxfp8", "parallel.tp=3"), "64 tokens of a micro-batch are 2 blocks of 32", "sequence_parallel"),
     (("quantization=mxfp8", "parallel.tp=2", "overlap=full", "overlap.chunks=2"), "in whole blocks of 32", "at most 1"),
     (("quantization=mxfp8", "model.width=80", "quantization.layers=mlp_only"), "blocks of 32 features, which", ""),
-    (("quantization=mxfp8", "model.mlp_width=100"), "[F, D]: 100 features are no whole number of blocks of 32", ""),
+    (
+        ("quantization=mxfp8", "model.mlp_width=100"),
+        "[F, D]: 100 features are no whole number of blocks of 32",
+        "use a recipe",
+    ),
     (
         ("quantization=mxfp8", "model.mlp_width=32", "parallel.tp=2"),
         "[F, D]: 32 features in units of 32 cannot be cut over 2 ranks",
@@ -97,12 +101,12 @@ MISTAKES = [
     (
         ("quantization=mxfp8", "parallel.tp=4", "train.seq_len=64", "train.micro_batch_size=2"),
         "wk [K*H, D]: one of 4 ranks would have features 0:8, cut within a block of 32",
-        "a recipe without blocks",
+        "use a recipe without blocks, or a degree that leaves whole blocks on every rank, or quantization.layers = mlp",
     ),
     (
         ("quantization=mxfp8", "quantization.head=true", "model.vocab_size=250"),
         "head [V, D]: 250 features are no whole number of blocks of 32",
-        "",
+        "use a recipe without blocks, or quantization.head = false",
     ),
 ]
 

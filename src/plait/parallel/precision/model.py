@@ -12,7 +12,7 @@ from plait.comm import collectives
 from plait.comm.mesh import Axis, Mesh
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Recipe, RecipeName
-from plait.config.section import list_problems
+from plait.config.section import Problem, list_problems
 from plait.contract.plan import Plan, Role, Row
 from plait.contract.quantization import count_blocks, list_histories, list_torn_blocks, select_linears
 from plait.errors import ConfigError
@@ -37,13 +37,20 @@ def read_quantization(quantization: Quantization) -> QuantizationConfig:
     """What was asked for, by the name of a recipe or in full.
 
     Raises:
-        ConfigError: there is no such recipe.
+        ConfigError: there is no such recipe, or no such key.
     """
     try:
         return QuantizationConfig.model_validate(quantization)
     except ValidationError as error:
-        problems = [f"{problem.key} {problem.text}" for problem in list_problems(error)]
+        problems = [_say(problem) for problem in list_problems(error)]
         raise ConfigError.from_problems("quantization", problems) from None
+
+
+def _say(problem: Problem) -> str:
+    if not problem.key:
+        return "should be the name of a recipe, a table or a QuantizationConfig"
+    hint = "" if problem.hint is None else f" ({problem.hint})"
+    return f"{problem.key} {problem.text}{hint}"
 
 
 @dataclass(frozen=True)
