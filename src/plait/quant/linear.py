@@ -83,10 +83,9 @@ class QuantizedLinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scheme: Scheme, is_recorded: bool) -> Tensor:
         needs_weight, dtype = is_recorded and ctx.needs_input_grad[1], find_accumulator(x.dtype)
-        notes = is_recorded and any(ctx.needs_input_grad)
         read = list_orientations(scheme.recipe.input, ("forward", "wgrad") if needs_weight else ("forward",))
-        x_scales = scheme.find_scales("input", x, read, notes=notes)
-        w_scales = scheme.find_scales("weight", weight, ("rows",), notes=notes)
+        x_scales = scheme.find_scales("input", x, read, notes=is_recorded)
+        w_scales = scheme.find_scales("weight", weight, ("rows",), notes=is_recorded)
         x_rows = scheme.quantize("input", x, ("rows",), x_scales[:1])
         w_rows = scheme.quantize("weight", weight, ("rows",), w_scales)
         y = x.new_empty(x.shape[0], weight.shape[0])

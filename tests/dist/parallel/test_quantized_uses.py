@@ -32,6 +32,11 @@ def frozen_weights(model: Model, x: Tensor) -> Tensor:
     return model(x)
 
 
+def frozen_weights_and_input(model: Model, x: Tensor) -> Tensor:
+    """The first group has members without a gradient at all, whose magnitudes are remembered all the same."""
+    return frozen_weights(model, x.detach())
+
+
 def one_member_read(model: Model, x: Tensor) -> Tensor:
     for layer in model.layers:
         x = x + layer.mlp.down(layer.mlp.left(x))  # type: ignore[operator, union-attr]
@@ -50,7 +55,8 @@ def after_inference(model: Model, x: Tensor) -> Tensor:
 
 
 USES: dict[str, Use] = {
-    use.__name__: use for use in (frozen_input, frozen_weights, one_member_read, twice, after_inference)
+    use.__name__: use
+    for use in (frozen_input, frozen_weights, frozen_weights_and_input, one_member_read, twice, after_inference)
 }
 
 

@@ -74,9 +74,9 @@ class RecipeQuantizer:
             check_tokens(num_rows, first.recipe, first.name)
         x = x.flatten(0, -2)
         orientations = list_orientations(first.recipe.input, ("forward", "wgrad") if is_kept else ("forward",))
-        measured = [first.measure("input", x, orientations, notes=needs.any)]
+        measured = [first.measure("input", x, orientations, notes=needs.is_recorded)]
         for scheme, weight in zip(schemes, weights, strict=True):
-            measured.append(scheme.measure("weight", weight, ("rows",), notes=needs.any))
+            measured.append(scheme.measure("weight", weight, ("rows",), notes=needs.is_recorded))
         of_x, *of_weights = self._agree(measured, [self.is_input_cut, *[True] * len(weights)])
         x_scales = first.derive_scales("input", of_x, orientations)
         weight_scales = [

@@ -234,7 +234,7 @@ def _find_needs(ctx: Any, members: int, *, has_backward: bool) -> Needs:
     """None of them where autograd does not look on; of tensors alone that is not known."""
     needs = ctx.needs_input_grad if has_backward else (False,) * len(ctx.needs_input_grad)
     biases = _FIRST_PARAMETER + members
-    return Needs(needs[0], needs[_FIRST_PARAMETER:biases], needs[biases:])
+    return Needs(needs[0], needs[_FIRST_PARAMETER:biases], needs[biases:], has_backward)
 
 
 def _find_backward(group: ColumnGroup, kept_x: Tensor | None, num_rows: int, needs: Needs, like: Tensor) -> Next | None:

@@ -10,16 +10,16 @@ from plait.parallel.region.matrix import Factor, Matrix
 
 
 class Needs(NamedTuple):
-    """Which gradients are wanted: of the input, of every weight and of every bias."""
+    """Which gradients are wanted: of the input, of every weight and of every bias.
+
+    Attributes:
+        is_recorded: whether autograd looks on, so that this is training, even where all of it is frozen.
+    """
 
     x: bool
     weights: Sequence[bool]
     biases: Sequence[bool]
-
-    @property
-    def any(self) -> bool:
-        """Whether there is a backward at all."""
-        return self.x or any(self.weights) or any(self.biases)
+    is_recorded: bool = True
 
 
 class Reading(NamedTuple):

@@ -121,4 +121,4 @@ class RowFunction(torch.autograd.Function):
 def _find_needs(ctx: Any, *, has_backward: bool) -> Needs:
     """None of them where autograd does not look on; of tensors alone that is not known."""
     x, weight, bias = ctx.needs_input_grad[:3] if has_backward else (False, False, False)
-    return Needs(x, (weight,), (bias,))
+    return Needs(x, (weight,), (bias,), has_backward)
