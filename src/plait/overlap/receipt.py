@@ -136,9 +136,10 @@ class Receipt:
         return {"asked": self.asked, "note": self.note, "num_dropped": self.num_dropped, "lines": lines}
 
 
-def build_empty_receipt(asked: str) -> Receipt:
-    """The receipt of a model on one rank."""
-    return Receipt(asked=asked, note="there is nothing to overlap on one rank (parallel.tp = 1)")
+def build_empty_receipt(asked: str, precision: Precision | None = None) -> Receipt:
+    """The receipt of a model on one rank, whose linears may be quantized."""
+    note = "there is nothing to overlap on one rank (parallel.tp = 1)"
+    return Receipt(asked=asked, note=note if precision is None else f"{note}; {_describe_kernel(precision)}")
 
 
 def check_strict(receipt: Receipt) -> None:
@@ -263,7 +264,12 @@ def _format_sent(line: Line) -> str:
 def _list_kernels(receipt: Receipt) -> list[Text]:
     """What multiplies what is quantized, and why."""
     kinds = dict.fromkeys(line.precision for line in receipt.lines)
-    return [Text(f"{kind.name}: {kind.kernel} ({kind.reason})", style="dim") for kind in kinds if kind is not None]
+    return [Text(_describe_kernel(kind), style="dim") for kind in kinds if kind is not None]
+
+
+def _describe_kernel(precision: Precision) -> str:
+    """`mxfp8: emulated, float32 accumulator (cpu has no kernel for e4m3 x e4m3 in blocks of 32)`."""
+    return f"{precision.name}: {precision.kernel} ({precision.reason})"
 
 
 def _format_time(value_s: float | None) -> str:

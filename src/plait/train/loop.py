@@ -11,6 +11,7 @@ from plait.comm.mesh import Mesh
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.overlap.receipt import Receipt, build_empty_receipt, check_strict
 from plait.parallel.apply import receipt_of
+from plait.parallel.precision.model import find_precisions
 from plait.train.build import build_trainer
 from plait.train.claim import claim_folder
 from plait.train.corpus.tokenize import prepare_tokens
@@ -82,10 +83,13 @@ def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any
 
 
 def find_receipt(trainer: Trainer) -> Receipt | None:
-    """What is overlapped, and how; None where there is nothing to say about it."""
+    """What is overlapped and what multiplies, and how; None where there is nothing to say about it."""
     overlap = trainer.run.overlap
     receipt = receipt_of(trainer.model)
-    return build_empty_receipt(overlap.asked) if receipt is None and overlap.is_asked_for else receipt
+    precision = next((each.describe() for each in find_precisions(trainer.model)), None)
+    if receipt is None and (overlap.is_asked_for or precision is not None):
+        return build_empty_receipt(overlap.asked, precision)
+    return receipt
 
 
 def take_steps(trainer: Trainer, windows: Windows, position: Position, request: StopRequest) -> Iterator[Done]:

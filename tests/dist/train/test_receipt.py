@@ -12,6 +12,7 @@ from plait.config.run import RunConfig
 from plait.errors import ConfigError
 from plait.train.loop import Summary, train
 from plait.train.metrics import read_metrics
+from tests.support.quantized import build_config
 from tests.support.training import LLAMA, build_run
 
 STEPS, MICRO_BATCHES = 3, 2
@@ -48,3 +49,13 @@ def test_strict_run_ends_after_its_first_step_and_saves_nothing(ranks: Any, tmp_
     assert read_metrics(folder / "metrics.jsonl") == []
     assert not (folder / "receipt.json").exists()
     assert not list(folder.glob("checkpoints/step-*"))
+
+
+def test_one_rank_says_what_multiplies_under_a_recipe(ranks: Any, tmp_path: Path) -> None:
+    run = build_run(tmp_path, model=LLAMA, steps=1).model_copy(
+        update={"quantization": build_config("fp8_currentscaling")}
+    )
+    [summary] = ranks(1).call(run_training, run=run)
+    receipt = json.loads(summary.receipt.read_text())
+    assert receipt["lines"] == []
+    assert "fp8_currentscaling: emulated, float32 accumulator" in receipt["note"]
