@@ -218,7 +218,7 @@ class Build:
             width,
             features,
             _name_dtype(dtype),
-            _name_dtype(self.mesh.tp.reduce_dtype or dtype),
+            None if self.mesh.tp.reduce_dtype is None else _name_dtype(self.mesh.tp.reduce_dtype),
             None if precision is None or names[0] not in precision.linears else precision.describe(),
         )
 

@@ -8,6 +8,7 @@ import pytest
 
 from plait.comm.mesh import build_mesh
 from plait.config.overlap import OverlapConfig
+from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig
 from plait.errors import ConfigError
 from plait.train.loop import Summary, train
@@ -38,6 +39,15 @@ def test_receipt_is_written_with_what_every_pass_waited(ranks: Any, tmp_path: Pa
     assert all(line["measured_exposed_s"] > 0 for line in receipt["lines"])
     assert summaries[0].receipt == summaries[0].metrics.with_name("receipt.json")
     assert [path.name for path in tmp_path.rglob(".writing-*")] == []
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_receipt_counts_bytes_in_the_dtype_that_is_computed_in(ranks: Any, tmp_path: Path, compute: str) -> None:
+    run = build(tmp_path, policy="full", method="direct", chunks=1)
+    run = run.model_copy(update={"precision": PrecisionConfig(compute=compute)})
+    lines = json.loads(ranks(2).call(run_training, run=run)[0].receipt.read_text())["lines"]
+    [line] = [each for each in lines if each["operation"] == "column forward" and "0.mlp" in each["label"]]
+    assert line["sent_bytes"] == run.tokens_per_micro_batch // 2 * LLAMA.width * {"float32": 4, "bfloat16": 2}[compute]
 
 
 def test_strict_run_ends_after_its_first_step_and_saves_nothing(ranks: Any, tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
 """Where activations enter or leave a parallel region."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from plait.comm.mesh import Mesh
+from plait.dtype import DType
 from plait.errors import ShardingError
-from plait.overlap.ahead import Next
 from plait.overlap.collective_matmul import CollectiveMatmul
-from plait.overlap.execute import Addends, Outcome, Rows
 from plait.overlap.site import Pass, Site
 from plait.parallel.region.handle import Handled
 from plait.parallel.region.quantizer import PLAIN, Quantizer
@@ -23,6 +23,7 @@ class Boundary(Handled):
     """Where activations enter or leave a parallel region: the transition there, and what runs it.
 
     Attributes:
+        site: as it was made parallel; trainers cast models later.
         quantizer: what the linears here read of their tensors.
     """
 
@@ -31,6 +32,8 @@ class Boundary(Handled):
     site: Site
     matmul: CollectiveMatmul
     quantizer: Quantizer = field(default=PLAIN)
+    _sites: dict[torch.dtype, Site] = field(default_factory=dict, compare=False, repr=False)
+    """By the dtype of the tensors of a pass: it decides what rows weigh and cost."""
 
     @classmethod
     def build_entry(
@@ -92,22 +95,11 @@ class Boundary(Handled):
         """Of `num_rows` tokens those that this rank has outside."""
         return len(current_tokens(self.mesh, self.name).intervals[self.mesh.tp.rank]) if self.is_sharded else num_rows
 
-    def build_pass(self, operation: Operation, num_rows: int, needs: tuple[bool, bool] = (True, True)) -> Pass:
-        """A pass of the linears here."""
-        return Pass(operation, self.site, self.transition, num_rows, *needs, unit=self.mesh.token_unit)
-
-    def run(
-        self,
-        operation: Operation,
-        num_rows: int,
-        gemms: Mapping[str, Rows],
-        *,
-        needs: tuple[bool, bool] = (True, True),
-        shard: Tensor | None = None,
-        addends: Addends | None = None,
-        following: Next | None = None,
-        this: Next | None = None,
-    ) -> Outcome:
-        """Run a pass of the linears here; `needs` says whether a backward is to compute dgrad and wgrad."""
-        what = self.build_pass(operation, num_rows, needs)
-        return self.matmul.run(what, gemms=gemms, shard=shard, addends=addends, following=following, this=this)
+    def build_pass(
+        self, operation: Operation, num_rows: int, dtype: torch.dtype, needs: tuple[bool, bool] = (True, True)
+    ) -> Pass:
+        """A pass of the linears here over `dtype` tensors; `needs` says whether a backward computes dgrad and wgrad."""
+        site = self._sites.get(dtype)
+        if site is None:
+            site = self._sites[dtype] = replace(self.site, dtype=cast(DType, str(dtype).removeprefix("torch.")))
+        return Pass(operation, site, self.transition, num_rows, *needs, unit=self.mesh.token_unit)

@@ -117,7 +117,8 @@ def run_forward(
         activation,
         None if activated is None else activated.flatten(0, -2),
     )
-    outcome = group.entry.run(Operation.COLUMN_FORWARD, num_rows, {"forward": gemm}, shard=payload_of(gemm.x))
+    what = group.entry.build_pass(Operation.COLUMN_FORWARD, num_rows, x.dtype)
+    outcome = group.entry.matmul.run(what, gemms={"forward": gemm}, shard=payload_of(gemm.x))
     full = None
     if keeps_full:
         # In all-reduce mode what is outside is what is inside, unless that is quantized.
@@ -146,13 +147,11 @@ def run_backward(
     (grad_x_full,) = _flatten([grads.x_full])
     dgrad = ColumnDgrad(reading.dgrad, factors, grad_x_full, reading.activation)
     wgrad = ColumnWgrad.build(x, reading.wgrad, weights, needs.weights, None if needs.x else reading.activation)
-    outcome = group.entry.run(
-        Operation.COLUMN_BACKWARD,
-        num_rows,
-        {"dgrad": dgrad, "wgrad": wgrad},
+    outcome = group.entry.matmul.run(
+        group.entry.build_pass(Operation.COLUMN_BACKWARD, num_rows, like.dtype, (needs.x, any(needs.weights))),
+        gemms={"dgrad": dgrad, "wgrad": wgrad},
         shard=payload_of(x),
         addends=Addends(like.shape[1], like.dtype, like.device),
-        needs=(needs.x, any(needs.weights)),
         this=this,
     )
     if reading.activation is not None and not needs.x and not any(needs.weights):
@@ -246,7 +245,7 @@ def _find_backward(group: ColumnGroup, kept_x: Tensor | None, num_rows: int, nee
     if not (needs.x and any(needs.weights) and group.entry.is_sharded) or is_last or is_kept_elsewhere:
         return None
     assert kept_x is not None, group.entry.name
-    what = group.entry.build_pass(Operation.COLUMN_BACKWARD, num_rows)
+    what = group.entry.build_pass(Operation.COLUMN_BACKWARD, num_rows, like.dtype)
     return Next(what, kept_x.detach(), Addends(like.shape[1], like.dtype, like.device))
 
 

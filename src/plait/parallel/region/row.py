@@ -39,10 +39,9 @@ def run_forward(
     exit.check_dtype(x, weight, bias)
     width = weight.shape[0]
     reading = exit.quantizer.read(x, num_rows, [weight], needs)
-    outcome = exit.run(
-        Operation.ROW_FORWARD,
-        num_rows,
-        {"forward": RowForward(reading.x, reading.weights[0])},
+    outcome = exit.matmul.run(
+        exit.build_pass(Operation.ROW_FORWARD, num_rows, x.dtype),
+        gemms={"forward": RowForward(reading.x, reading.weights[0])},
         addends=Addends(width, x.dtype, x.device),
     )
     assert outcome.total is not None, exit.name
@@ -71,12 +70,10 @@ def run_backward(
         reading.dgrad[0], factor, grad_y.new_empty(kept.shape[:-1].numel(), kept.shape[-1]) if needs.x else None
     )
     wgrad = RowWgrad(reading.wgrad[0], x, torch.empty_like(weight) if needs_weight else None)
-    outcome = exit.run(
-        Operation.ROW_BACKWARD,
-        num_rows,
-        {"dgrad": dgrad, "wgrad": wgrad},
+    outcome = exit.matmul.run(
+        exit.build_pass(Operation.ROW_BACKWARD, num_rows, weight.dtype, (needs.x, needs_weight)),
+        gemms={"dgrad": dgrad, "wgrad": wgrad},
         shard=payload_of(grad),
-        needs=(needs.x, needs_weight),
         following=following,
     )
     grad_bias = sum_rows(grad, outcome.full, weight.dtype) if needs_bias else None
