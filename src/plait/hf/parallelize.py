@@ -49,7 +49,8 @@ def parallelize(
     * activations between the layers are those of own tokens, under sequence parallelism;
     * every gradient is that of the unsharded model, or this rank's part of it;
     * with a recipe as `quantization` linears in the layers are quantized, but for those of adapters; what else reads
-      the input of a quantized attention or MLP sees it as those do.
+      the input of a quantized attention or MLP sees it as those do. Delayed scales look back at the steps after each of
+      which `plait.update_amax_history(model)` was called; stochastic rounding wants `plait.seed_dropout`.
 
     Weights that are whole on entry, or on the meta device, are cut; nothing is read nor communicated but what
     `plait.parallel.apply.parallelize` says.

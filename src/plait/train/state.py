@@ -196,11 +196,11 @@ def _check_histories(folder: Path, saved: Mapping[str, Any] | None, now: Mapping
     """
     if saved == now:
         return
-    saved, now = saved or {"quantization.recipe": "without histories"}, now or {"quantization.recipe": "without them"}
+    saved, now = saved or {}, now or {}
     differing = [
-        f"{key}: {saved[key]!r} in the checkpoint, {now[key]!r} now"
+        f"{key}: {saved.get(key, 'no history')} in the checkpoint, {now.get(key, 'no history')} now"
         for key in ("quantization.recipe", "quantization.amax_history")
-        if key in saved and key in now and saved[key] != now[key]
+        if saved.get(key) != now.get(key)
     ]
     before, after = set(saved.get("tensors", ())), set(now.get("tensors", ()))
     for what, names in (("in the checkpoint alone", before - after), ("new", after - before)):

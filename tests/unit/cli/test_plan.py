@@ -111,6 +111,15 @@ def test_explain_names_the_provenance_of_every_leaf(run: Run) -> None:
     assert "constant" in out
 
 
+def test_a_recipe_is_asked_for_by_its_name_alone(run: Run) -> None:
+    fixed, named = (
+        run(*SMALL, "--fix", "quantization=fp8_currentscaling"),
+        run(*SMALL, "--quantization", "fp8_currentscaling"),
+    )
+    assert fixed == named
+    assert "fp8_currentscaling" in named[1]
+
+
 def test_a_written_plan_is_a_run(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     data = ("data.kind=tokens", "data.paths=corpus.bin", "train.steps=5")

@@ -18,6 +18,7 @@ from plait.cli.plan.table import build_tables
 from plait.cli.plan.tree import build_explanation
 from plait.config.file.format import format_run_config
 from plait.config.load import load_run_config
+from plait.config.recipe import NAMES
 from plait.config.run import RunConfig
 from plait.errors import ConfigError, PlaitError
 from plait.planner.cluster import Cluster
@@ -54,6 +55,7 @@ _Loaded = TypeVar("_Loaded")
 @click.option("--seq", type=click.IntRange(1), help="Tokens of a sequence [default: that of the run]")
 @click.option("--global-batch", type=click.IntRange(1), help=_BATCH_HELP)
 @click.option("--fix", multiple=True, metavar="KEY=VALUE,...", help="Part of the plan as given: tp=8,pp=4")
+@click.option("--quantization", type=click.Choice(NAMES), help="Precision recipe [default: that of the run]")
 @click.option("--top", type=click.IntRange(1), default=LIMIT, show_default=True, help="Plans of the table")
 @click.option("--explain", is_flag=True, help="Show what the best plan's step is made of, and from which constants")
 @click.option("--why-not", "why", multiple=True, metavar="KEY=VALUE,...", help="Say why the best plan has not: tp=16")
@@ -100,7 +102,8 @@ def _load(source: str, overrides: Sequence[str], options: dict[str, Any]) -> tup
     problems: list[PlaitError] = []
     run = _try(lambda: load_run_config(source, overrides), problems)
     hardware = _try(lambda: load_hardware(options["hardware"]), problems)
-    fixed = _try(lambda: parse_fixed(options["fix"], what="--fix"), problems)
+    recipe = [] if options["quantization"] is None else [f"quantization={options['quantization']}"]
+    fixed = _try(lambda: parse_fixed([*options["fix"], *recipe], what="--fix"), problems)
     for asked in options["why"]:
         if _try(lambda asked=asked: parse_fixed([asked], what="--why-not"), problems) == {}:  # type: ignore[misc]
             problems.append(ConfigError(f'--why-not "{asked}": asks for nothing', hint="--why-not tp=16"))
