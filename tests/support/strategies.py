@@ -61,9 +61,10 @@ def works(draw: st.DrawFn, *, max_degree: int = 8, max_rows: int = 40, even: boo
     Rows travel one by one or in units that stay together, of which there may be no whole number.
     """
     degree = draw(st.integers(1, max_degree))
-    num_rows = degree * draw(st.integers(0, max_rows // degree)) if even else draw(st.integers(0, max_rows))
-    entry, exit = draw(st.sampled_from([(ENTRIES[mode], EXITS[mode]) for mode in (True, False)]))
     unit = draw(st.sampled_from([1, 1, 2, 3]))
+    each = degree * unit
+    num_rows = each * draw(st.integers(0, max_rows // each)) if even else draw(st.integers(0, max_rows))
+    entry, exit = draw(st.sampled_from([(ENTRIES[mode], EXITS[mode]) for mode in (True, False)]))
     needs = draw(st.sampled_from([{}, {"needs_wgrad": False}, {"needs_dgrad": False}]))
     derive = draw(
         st.sampled_from(
