@@ -17,7 +17,7 @@ from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import ColumnDgrad, ColumnForward, ColumnWgrad
 from plait.parallel.region.handle import Handled
 from plait.parallel.region.matrix import keep_full, payload_of, sum_rows
-from plait.parallel.region.quantizer import Needs
+from plait.parallel.region.quantizer import Kept, Needs
 from plait.schedule.work import Operation
 from plait.sharding import Interval, Invariant, Replicate, derive_transition
 
@@ -50,20 +50,6 @@ class Operands:
     num_rows: int
     weights: Sequence[Tensor]
     biases: Sequence[Tensor | None]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What it leaves to its backward, beside what autograd keeps.
-
-    Attributes:
-        memory: what the quantizer has to know again.
-        shape: of the input.
-    """
-
-    memory: Any
-    shape: torch.Size
-    num_rows: int
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from plait.parallel.region import column, row
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup, Operands, OutputGradients, Outputs
 from plait.parallel.region.handle import find_by_handle
-from plait.parallel.region.quantizer import PLAIN, Needs
+from plait.parallel.region.quantizer import PLAIN, Kept, Needs
 
 
 def check_compilable(boundary: Boundary) -> None:
@@ -109,7 +109,7 @@ def column_group_backward(
     found = column.run_backward(
         find_by_handle(handle),
         x,
-        column.Kept(None, x.shape, num_rows),
+        Kept(None, x.shape, num_rows),
         weights,
         outputs,
         OutputGradients(named.x_full, named.members, named.activated),
@@ -207,8 +207,8 @@ def row_linear_backward(
 ) -> list[Tensor]:
     """The gradients that `needs` names of x, weight and bias."""
     wanted = Needs(needs[0], [needs[1]], [needs[2]])
-    kept = row.Kept(None, x.shape)
-    found = row.run_backward(find_by_handle(handle), grad_y, x, kept, num_rows, weight, wanted)
+    kept = Kept(None, x.shape, num_rows)
+    found = row.run_backward(find_by_handle(handle), grad_y, x, kept, weight, wanted)
     return [grad for grad in found if grad is not None]
 
 

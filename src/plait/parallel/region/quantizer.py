@@ -1,8 +1,10 @@
 """Between tensors and the GEMMs of a region: what these read of them, what moves, and what is kept for backward."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from plait.parallel.region.activation import ActivationGradient
@@ -20,6 +22,21 @@ class Needs(NamedTuple):
     weights: Sequence[bool]
     biases: Sequence[bool]
     is_recorded: bool = True
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a forward pass leaves to its backward, beside what autograd keeps.
+
+    Attributes:
+        memory: what the quantizer has to know again.
+        shape: of the input.
+        num_rows: T, of all ranks.
+    """
+
+    memory: Any
+    shape: torch.Size
+    num_rows: int
 
 
 class Reading(NamedTuple):

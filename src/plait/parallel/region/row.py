@@ -1,6 +1,5 @@
 """The pass through a row-parallel linear, forward and backward, and as autograd sees it."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,24 +11,11 @@ from plait.overlap.execute import Addends
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import RowDgrad, RowForward, RowWgrad
 from plait.parallel.region.matrix import payload_of, sum_rows
-from plait.parallel.region.quantizer import Needs
+from plait.parallel.region.quantizer import Kept, Needs
 from plait.schedule.work import Operation
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Of x, weight and bias: those that are wanted."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """What a forward pass leaves to its backward, beside what autograd keeps.
-
-    Attributes:
-        memory: what the quantizer has to know again.
-        shape: of the input.
-    """
-
-    memory: Any
-    shape: torch.Size
 
 
 def run_forward(
@@ -47,7 +33,7 @@ def run_forward(
     assert outcome.total is not None, exit.name
     y = outcome.total if bias is None else outcome.total.add_(bias)
     y = y.view(*x.shape[:-1], width) if x.dim() > 2 else y
-    return y, reading.kept, Kept(reading.memory, x.shape)
+    return y, reading.kept, Kept(reading.memory, x.shape, num_rows)
 
 
 def run_backward(
@@ -55,7 +41,6 @@ def run_backward(
     grad_y: Tensor,
     kept_x: Tensor | None,
     kept: Kept,
-    num_rows: int,
     weight: Tensor,
     needs: Needs,
     following: Next | None = None,
@@ -71,7 +56,7 @@ def run_backward(
     )
     wgrad = RowWgrad(reading.wgrad[0], x, torch.empty_like(weight) if needs_weight else None)
     outcome = exit.matmul.run(
-        exit.build_pass(Operation.ROW_BACKWARD, num_rows, weight.dtype, (needs.x, needs_weight)),
+        exit.build_pass(Operation.ROW_BACKWARD, kept.num_rows, weight.dtype, (needs.x, needs_weight)),
         gemms={"dgrad": dgrad, "wgrad": wgrad},
         shard=payload_of(grad),
         following=following,
@@ -98,10 +83,10 @@ class RowFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary, has_backward: bool) -> Tensor:
-        ctx.exit, ctx.num_rows = exit, exit.count_rows(x, is_inside=True)
+        ctx.exit, num_rows = exit, exit.count_rows(x, is_inside=True)
         ctx.following, exit.matmul.column = exit.matmul.column, None
         needs = _find_needs(ctx, has_backward=has_backward)
-        y, kept_x, ctx.kept = run_forward(exit, x, ctx.num_rows, weight, bias, needs)
+        y, kept_x, ctx.kept = run_forward(exit, x, num_rows, weight, bias, needs)
         ctx.save_for_backward(kept_x, weight)
         return y
 
@@ -112,7 +97,7 @@ class RowFunction(torch.autograd.Function):
         # Once only: what it gathers is to be freed as soon as the pass that saved it is through.
         following, ctx.following = ctx.following, None
         needs = _find_needs(ctx, has_backward=True)
-        return (*run_backward(ctx.exit, grad_y, x, ctx.kept, ctx.num_rows, weight, needs, following), None, None)
+        return (*run_backward(ctx.exit, grad_y, x, ctx.kept, weight, needs, following), None, None)
 
 
 def _find_needs(ctx: Any, *, has_backward: bool) -> Needs:
