@@ -37,7 +37,7 @@ def look_at(mesh: Mesh) -> Seen:
 
 
 def look_at_shape(dp: int, tp: int) -> Seen:
-    return look_at(build_mesh(MeshShape(dp=dp, tp=tp)))
+    return look_at(build_mesh(MeshShape(dp_replicate=dp, tp=tp)))
 
 
 def test_tp_is_on_neighbouring_ranks_and_dp_across_them(ranks):
@@ -46,7 +46,7 @@ def test_tp_is_on_neighbouring_ranks_and_dp_across_them(ranks):
     assert [rank.dp for rank in seen] == [(0, 2), (1, 3), (0, 2), (1, 3)]
     assert [rank.coordinates for rank in seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert all(rank.reached == {"dp": rank.dp, "tp": rank.tp} for rank in seen)
-    assert seen[3].who == "rank 3 (dp=1 tp=1)"
+    assert seen[3].who == "rank 3 (dp_replicate=1 tp=1)"
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(4, 1), (1, 4)])
@@ -59,14 +59,14 @@ def test_an_axis_may_be_the_whole_world_and_the_other_one_rank(ranks, dp, tp):
 
 
 def test_a_mesh_that_is_not_the_world_is_refused_once_and_the_ranks_stay_usable(ranks):
-    with pytest.raises(ConfigError, match="mesh dp=2 tp=2 needs 4 ranks, but the world has 2") as caught:
+    with pytest.raises(ConfigError, match="mesh dp_replicate=2 tp=2 needs 4 ranks, but the world has 2") as caught:
         ranks(2).call(look_at_shape, dp=2, tp=2)
     assert str(caught.value).count("needs 4 ranks") == 1
     assert ranks(2).call(look_at_shape, dp=1, tp=2)[0].tp == (0, 1)
 
 
 def build_twice() -> tuple[bool, float]:
-    first, second = build_mesh(MeshShape(dp=2, tp=2)), build_mesh(MeshShape(dp=2, tp=2))
+    first, second = build_mesh(MeshShape(dp_replicate=2, tp=2)), build_mesh(MeshShape(dp_replicate=2, tp=2))
     assert first.tp.group is not None
     timeout: timedelta = first.tp.group._get_backend(torch.device("cpu")).options._timeout
     return first.tp.group is second.tp.group and first.dp.group is second.dp.group, timeout.total_seconds()
@@ -78,7 +78,7 @@ def test_meshes_of_one_shape_share_their_groups_and_these_have_the_timeout_of_th
 
 
 def sum_over_subgroup(dp: int, tp: int, partition: tuple[tuple[int, ...], ...]) -> tuple[int, float]:
-    mesh = build_mesh(MeshShape(dp=dp, tp=tp))
+    mesh = build_mesh(MeshShape(dp_replicate=dp, tp=tp))
     axis = mesh.build_subgroup("tp/kv", partition)
     assert mesh.build_subgroup("tp/kv", partition) is axis
     assert axis.name == "tp/kv"
@@ -125,9 +125,9 @@ def test_a_device_mesh_with_other_axes_is_refused(ranks, names):
 
 
 def count_groups() -> int:
-    build_mesh(MeshShape(dp=2, tp=2)).build_subgroup("tp/kv", ((0, 1),))
+    build_mesh(MeshShape(dp_replicate=2, tp=2)).build_subgroup("tp/kv", ((0, 1),))
     before = len(dist.distributed_c10d._world.pg_map)
-    build_mesh(MeshShape(dp=2, tp=2)).build_subgroup("tp/kv", ((0, 1),))
+    build_mesh(MeshShape(dp_replicate=2, tp=2)).build_subgroup("tp/kv", ((0, 1),))
     return len(dist.distributed_c10d._world.pg_map) - before
 
 
