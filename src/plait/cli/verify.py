@@ -86,8 +86,8 @@ def _load_config(source: str, overrides: Sequence[str], tp: int | None, no_seque
     config = load_run_config(source, asked)
     if config.parallel.dp != 1:
         raise ConfigError(
-            f"verify: parallel.dp_replicate = {config.parallel.dp}: it is one tp group that is compared with the unsharded "
-            "model",
+            f"verify: parallel.dp_replicate = {config.parallel.dp}: it is one tp group that is compared with the "
+            "unsharded model",
             hint="leave parallel.dp_replicate out",
         )
     return config if "name" in config.model_fields_set else config.model_copy(update={"name": source})

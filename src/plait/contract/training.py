@@ -56,7 +56,7 @@ def derive_grad_norm_collectives(setting: Setting) -> tuple[Collective, ...]:
 
 
 def derive_history_collectives(run: RunConfig) -> tuple[Collective, ...]:
-    """The largest magnitudes of a step that delayed scales will look back at, all in one, over tp and then over dp and cp."""
+    """The largest magnitudes of a step, which delayed scales will look back at: one over tp, one over dp and cp."""
     recipe = run.quantization.resolved
     if recipe is None or not recipe.is_delayed:
         return ()

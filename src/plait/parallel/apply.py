@@ -73,8 +73,8 @@ def parallelize(
     becomes a `QuantizedLinear`, which says what the recipe means. Linears for which `is_kept` says so stay as they are.
     The tokens of every model on this mesh are then cut in units that share a scale.
 
-    A DeviceMesh has an axis `tp`, and may have `dp_replicate`; `mesh_of(model)` is then the mesh that losses want. `build` makes
-    the twins.
+    A DeviceMesh has an axis `tp`, and may have `dp_replicate`; `mesh_of(model)` is then the mesh that losses want.
+    `build` makes the twins.
 
     Raises:
         ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a

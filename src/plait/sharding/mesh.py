@@ -12,15 +12,15 @@ MAX_TP = 1024
 MeshAxis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp"]
 
 AXES: tuple[MeshAxis, ...] = get_args(MeshAxis)
-"""From the axis that varies slowest to the fastest: what moves most is between neighbouring ranks (the fastest links)."""
+"""From the axis that varies slowest to the fastest: what moves most is between neighbours (the fastest links)."""
 
 COMBINED: dict[str, tuple[MeshAxis, ...]] = {
     "dp": ("dp_replicate", "dp_shard"),
     "dp_cp": ("dp_replicate", "dp_shard", "cp"),
     "dp_shard_cp": ("dp_shard", "cp"),
 }
-"""Axes taken together as one: ranks that read other sequences; that see other tokens, over which losses and gradients are
-summed; that share out what is sharded over data-parallel ranks."""
+"""Axes taken together as one: ranks that read other sequences; that see other tokens, over which losses and gradients
+are summed; that share out what is sharded over data-parallel ranks."""
 
 Partition = tuple[tuple[int, ...], ...]
 """Disjoint sets of ranks."""
@@ -65,7 +65,7 @@ class MeshShape:
 
     @property
     def sums(self) -> str:
-        """What the axis is called over which losses and gradients are summed: `dp`, or `dp_cp` where sequences are cut."""
+        """The name of the axis over which losses and gradients are summed: `dp_cp`, or `dp` where sequences are whole."""
         return self.name("dp_cp")
 
     @property

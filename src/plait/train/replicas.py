@@ -69,8 +69,8 @@ def check_same_batch(batches: Sequence[MicroBatch], mesh: Mesh) -> None:
 def check_replicas(model: nn.Module, mesh: Mesh) -> None:
     """Check that parameters held by several ranks are the same, bit for bit, on all of them.
 
-    Over dp and cp that is every parameter; over tp those that are whole on every rank, and KV heads that a subgroup shares.
-    A hash of 64 bits a parameter is all that is compared.
+    Over dp and cp that is every parameter; over tp those that are whole on every rank, and KV heads that a subgroup
+    shares. A hash of 64 bits a parameter is all that is compared.
 
     Raises:
         ContractError: on every rank, naming the parameters that drifted apart.

@@ -55,7 +55,7 @@ def build_mesh(
 def build_mesh_from(device_mesh: DeviceMesh, *, reduce_dtype: torch.dtype | None = None) -> Mesh:
     """Take the axes of a torch DeviceMesh by their names, those of `AXES`, with their process groups.
 
-    There has to be `tp`; an axis that is not there has one rank. `dp` alone stands for `dp_replicate`. Every rank of the
+    There has to be `tp`; an axis that is not there has one rank. `dp` stands for `dp_replicate`. Every rank of the
     world has to call it.
 
     Raises:
@@ -90,8 +90,8 @@ def _check_order(device_mesh: DeviceMesh, gathered: Sequence[Mapping[str, tuple[
         descending = next((ranks for ranks in _list_groups(gathered, name) if list(ranks) != sorted(ranks)), None)
         if descending is not None:
             raise ShardingError(
-                f"DeviceMesh has axes {device_mesh.mesh_dim_names}, along which {name} has the ranks {descending}, which "
-                "do not ascend",
+                f"DeviceMesh has axes {device_mesh.mesh_dim_names}, along which {name} has the ranks {descending}, "
+                "which do not ascend",
                 hint=f"name its axes in the order {', '.join(AXES)}, over ascending ranks",
             )
 

@@ -131,5 +131,5 @@ class Mesh:
 def select_ranks(ranks: Tensor, own: Coordinates, parts: Sequence[str]) -> Tensor:
     """The ranks that differ from the one at `own` in `parts` alone: a dim for each of them, in their order."""
     chosen = ranks[tuple(slice(None) if axis in parts else getattr(own, axis) for axis in AXES)]
-    kept = [axis for axis in AXES if axis in parts]
+    kept: list[str] = [axis for axis in AXES if axis in parts]
     return chosen.permute([kept.index(part) for part in parts])
