@@ -65,7 +65,7 @@ class MeshShape:
 
     @property
     def sums(self) -> str:
-        """The name of the axis over which losses and gradients are summed: `dp_cp`, or `dp` where sequences are whole."""
+        """The axis over which losses and gradients are summed, by name: `dp_cp`, or `dp` where no sequence is cut."""
         return self.name("dp_cp")
 
     @property

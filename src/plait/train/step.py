@@ -110,7 +110,7 @@ class Trainer:
         return loss, (targets != IGNORE_INDEX).sum()
 
     def _sum_over_ranks(self, totals: Tensor) -> Tensor:
-        """Sum over dp and cp, in float64 whatever gradients are reduced in; of tp take the most: only stop may differ."""
+        """Sum over dp and cp, in float64 whatever gradients are in; of tp take the most: only the stop may differ."""
         axis = self.mesh.dp_cp
         rows = collectives.all_gather(totals[None], axis, build_split(axis.degree, axis.degree), label="totals")
         return collectives.all_reduce(rows.sum(0), self.mesh.tp, op="max", label="totals")
