@@ -16,7 +16,7 @@ _Cut = tuple[int, Split]
 def build_lone_mesh(mesh: Mesh) -> Mesh:
     """`mesh` as if every collective over tp took no time; what they give is wrong, of the right shape."""
     lone = cast(SharedMemory, _NothingMoves(mesh.tp.rank))
-    return replace(mesh, tp=replace(mesh.tp, group=None, shared=lone))
+    return replace(mesh, axes={**mesh.axes, "tp": replace(mesh.tp, group=None, shared=lone)})
 
 
 class _NothingMoves:

@@ -52,7 +52,7 @@ def _count_threads() -> str:
 
 def measure_collectives(degree: int) -> dict[str, Pieces]:
     """The library's collectives between the ranks, by the probe that overlap is chosen with, as one line each."""
-    axis: Axis = build_mesh(MeshShape(dp=1, tp=degree), device=torch.device("cpu")).tp
+    axis: Axis = build_mesh(MeshShape(tp=degree), device=torch.device("cpu")).tp
     rates, _ = measure_rates({LIBRARY: LibraryTransport(axis)}, axis, device=torch.device("cpu"), dtype=torch.float32)
     library = rates.library
     share = (degree - 1) / degree

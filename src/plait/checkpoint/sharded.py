@@ -19,9 +19,9 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint, on every rank of the mesh, and return its folder.
 
-    The tp ranks of dp rank 0 write a file each; every element is written once, at its true size. All of it goes to a
-    folder beside that gets its name when it is complete, so that whatever fails, the checkpoints before it stay as
-    they are. Then only the newest `keep` are kept (0: all).
+    The tp ranks at the first place on dp and cp write a file each; every element is written once, at its true size. All
+    of it goes to a folder beside that gets its name when it is complete, so that whatever fails, the checkpoints before
+    it stay as they are. Then only the newest `keep` are kept (0: all).
 
     Raises:
         CheckpointError: on every rank, if any of them could not write.
@@ -32,7 +32,7 @@ def save_checkpoint(
             if mesh.rank == 0:
                 _build_folder(writing, final)
         with together(mesh):
-            is_writer = mesh.dp.rank == 0
+            is_writer = mesh.dp_cp.rank == 0
             size_bytes = save_part(writing, tensors, mesh.tp.rank, mesh.tp.degree) if is_writer else 0
         sizes = share(size_bytes, mesh)[: mesh.tp.degree]
         with together(mesh):

@@ -29,7 +29,7 @@ def command(config: str, overrides: Sequence[str]) -> None:
     """Train the model of CONFIG, or go on from the newest checkpoint of its run.
 
     CONFIG is a TOML file; model.path=DIR trains the weights of a Hugging Face directory further. Under torchrun or
-    Slurm this process is one rank; alone it starts parallel.dp * parallel.tp ranks on this machine. Ctrl-C finishes the
+    Slurm this process is one rank; alone it starts all ranks of the mesh on this machine. Ctrl-C finishes the
     step, saves it and ends. Progress goes to stderr; where the checkpoint and the metrics are, to stdout as JSON.
     """
     launch = detect_launch(os.environ)

@@ -17,7 +17,12 @@ from plait.verify.runtime.memory import check_memory
 from plait.verify.runtime.parity import build_reference, check_parity
 from plait.verify.table import build_table
 
-_DEFAULTS = ("precision.compute=float32", "train.micro_batch_size=2", "train.gradient_accumulation=1", "parallel.dp=1")
+_DEFAULTS = (
+    "precision.compute=float32",
+    "train.micro_batch_size=2",
+    "train.gradient_accumulation=1",
+    "parallel.dp_replicate=1",
+)
 """What a verification runs unless overridden: small, and in a precision in which errors cannot hide."""
 
 _DEFAULT_TP = 2
@@ -81,8 +86,9 @@ def _load_config(source: str, overrides: Sequence[str], tp: int | None, no_seque
     config = load_run_config(source, asked)
     if config.parallel.dp != 1:
         raise ConfigError(
-            f"verify: parallel.dp = {config.parallel.dp}: it is one tp group that is compared with the unsharded model",
-            hint="leave parallel.dp out",
+            f"verify: parallel.dp_replicate = {config.parallel.dp}: it is one tp group that is compared with the "
+            "unsharded model",
+            hint="leave parallel.dp_replicate out",
         )
     return config if "name" in config.model_fields_set else config.model_copy(update={"name": source})
 

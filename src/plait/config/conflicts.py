@@ -6,7 +6,7 @@ from typing import Any
 from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.model import GptConfig, LlamaConfig
 from plait.config.overlap import OverlapConfig
-from plait.config.parallel import ParallelConfig
+from plait.config.parallel import ParallelConfig, list_axis_conflicts
 from plait.config.quantization import QuantizationConfig
 from plait.config.section import Problem
 from plait.config.train import TrainConfig
@@ -180,6 +180,7 @@ def _count_tokens(model: AnyModel, train: TrainConfig) -> int:
 
 
 _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
+    ("parallel",): list_axis_conflicts,
     ("train",): _list_schedule_conflicts,
     ("model", "parallel"): _list_degree_conflicts,
     ("model", "train"): _list_length_conflicts,

@@ -137,7 +137,9 @@ def _drop_unknown_keys(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Pr
         kept: dict[str, Any] = {}
         for name, value in table.items():
             key = f"{section}.{name}".lstrip(".")
-            if section in kinds and name not in kinds[section].model_fields:
+            if section in kinds and name in kinds[section].renamed:
+                problems.append(kinds[section].renamed[name].within(section))
+            elif section in kinds and name not in kinds[section].model_fields:
                 problems.append(Problem(key, "unknown key", _describe_nearest_key(name, section, kinds)))
             else:
                 kept[name] = clean(value, key) if isinstance(value, Mapping) else value

@@ -4,10 +4,10 @@ Problems are values, so that all of a config's can be collected and reported tog
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Annotated, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -39,17 +39,30 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    renamed: ClassVar[Mapping[str, Problem]] = {}
+    """Keys that a section had once, and what to write in their place."""
+
     def conflicts(self) -> Iterable[Problem]:
         """Problems between fields that are valid on their own, with keys seen from this section."""
         return ()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            _refuse([problem for name, problem in cls.renamed.items() if name in given])
+        return given
+
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
-        problems = list(self.conflicts())
-        if problems:
-            listed = "; ".join(f"{problem.key}: {problem.text}" for problem in problems)
-            raise PydanticCustomError("conflicts", "{listed}", {"listed": listed, "problems": problems})
+        _refuse(list(self.conflicts()))
         return self
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        listed = "; ".join(f"{problem.key}: {problem.text}" for problem in problems)
+        raise PydanticCustomError("conflicts", "{listed}", {"listed": listed, "problems": problems})
 
 
 def list_problems(error: ValidationError) -> list[Problem]:

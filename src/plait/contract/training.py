@@ -43,9 +43,9 @@ def derive_step_collectives(run: RunConfig, contract: ModelContract) -> tuple[Co
 
 
 def derive_closing_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
-    """What the rank issues once a step: totals, gradients over dp, the gradient norm, largest magnitudes."""
-    dp, dtype = run.parallel.dp, contract.setting.sum_dtype
-    over_dp = (Collective(REDUCE, "dp", dp, (contract.num_parameters,), dtype),) if dp > 1 else ()
+    """What the rank issues once a step: totals, gradients over dp and cp, the gradient norm, largest magnitudes."""
+    (axis, dp), dtype = _find_sums(run), contract.setting.sum_dtype
+    over_dp = (Collective(REDUCE, axis, dp, (contract.num_parameters,), dtype),) if dp > 1 else ()
     norm, histories = derive_grad_norm_collectives(contract.setting), derive_history_collectives(run)
     return (*_derive_totals(run), *over_dp, *norm, *histories)
 
@@ -56,22 +56,27 @@ def derive_grad_norm_collectives(setting: Setting) -> tuple[Collective, ...]:
 
 
 def derive_history_collectives(run: RunConfig) -> tuple[Collective, ...]:
-    """The largest magnitudes of a step that delayed scales will look back at, all in one, over tp and then over dp."""
+    """The largest magnitudes of a step, which delayed scales will look back at: one over tp, one over dp and cp."""
     recipe = run.quantization.resolved
     if recipe is None or not recipe.is_delayed:
         return ()
     number = len(list_histories(derive_recipes(run.model, run.quantization)))
-    degrees = {"tp": run.parallel.tp, "dp": run.parallel.dp}
     return tuple(
         Collective(REDUCE, axis, degree, (number,), "float32", op="max")
-        for axis, degree in degrees.items()
+        for axis, degree in (("tp", run.parallel.tp), _find_sums(run))
         if degree > 1
     )
 
 
 def _derive_totals(run: RunConfig) -> list[Collective]:
-    """Loss, number of targets and wish to stop: gathered over dp, and the most of them over tp."""
-    dp, tp = run.parallel.dp, run.parallel.tp
-    over_dp = [Collective(_GATHER, "dp", dp, (dp, 3), "float64")] if dp > 1 else []
+    """Loss, number of targets and wish to stop: gathered over dp and cp, and the most of them over tp."""
+    (axis, dp), tp = _find_sums(run), run.parallel.tp
+    over_dp = [Collective(_GATHER, axis, dp, (dp, 3), "float64")] if dp > 1 else []
     over_tp = [Collective(REDUCE, "tp", tp, (3,), "float64", op="max")] if tp > 1 else []
     return [*over_dp, *over_tp]
+
+
+def _find_sums(run: RunConfig) -> tuple[str, int]:
+    """The axis over which losses and gradients are summed, and how many ranks it has."""
+    shape = run.parallel.mesh_shape
+    return shape.sums, shape.degree("dp_cp")

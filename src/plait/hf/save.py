@@ -96,9 +96,9 @@ class _Saving:
         """Write what falls to this rank, which joins every gather also where it cannot write, and then says so."""
         failure = None
         for number, (file, names) in enumerate(self._files.items()):
-            if number % self._mesh.dp.degree != self._mesh.dp.rank:
+            if number % self._mesh.dp_cp.degree != self._mesh.dp_cp.rank:
                 continue
-            is_writer = (number // self._mesh.dp.degree) % self._mesh.tp.degree == self._mesh.tp.rank
+            is_writer = (number // self._mesh.dp_cp.degree) % self._mesh.tp.degree == self._mesh.tp.rank
             failure = self._write_file(file, names, is_writer=is_writer and failure is None) or failure
         try:
             if len(self._files) > 1 and self._mesh.rank == 0 and failure is None:

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
+from plait.config.parallel import check_axes_run
 from plait.contract.plan import HeadLocal, Plan, Role
 from plait.contract.quantization import align_plan
 from plait.errors import ConfigError
@@ -72,8 +73,8 @@ def parallelize(
     becomes a `QuantizedLinear`, which says what the recipe means. Linears for which `is_kept` says so stay as they are.
     The tokens of every model on this mesh are then cut in units that share a scale.
 
-    A DeviceMesh has an axis `tp`, and may have `dp`; `mesh_of(model)` is then the mesh that losses want. `build` makes
-    the twins.
+    A DeviceMesh has an axis `tp`, and may have `dp_replicate`; `mesh_of(model)` is then the mesh that losses want.
+    `build` makes the twins.
 
     Raises:
         ConfigError: everything wrong with the plan at once: a path that names no module, a module of the wrong type, a
@@ -84,6 +85,7 @@ def parallelize(
     if record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
+    check_axes_run(mesh.shape)
     quantization = read_quantization(quantization)
     if quantization.resolved is not None:
         plan = align_plan(plan, quantization.resolved)

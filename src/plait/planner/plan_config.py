@@ -89,8 +89,12 @@ class PlanConfig:
 
     @property
     def parallel(self) -> ParallelConfig:
-        """The section of the run's config; what it has no field for is in `list_missing`."""
-        return ParallelConfig(tp=self.tp, dp=self.dp, sequence_parallel=self.sequence_parallel)
+        """The section of the run's config; what a run has no field for, or cannot do yet, is in `list_missing`."""
+        replicate, shard = (self.dp, 1) if self.sharded == "nothing" else (self.dp_replicate, self.dp_shard)
+        return ParallelConfig(
+            tp=self.tp, cp=self.cp, dp_shard=shard, dp_replicate=replicate, pp=self.pp,
+            sequence_parallel=self.sequence_parallel,
+        )  # fmt: skip
 
     @property
     def recipe(self) -> Recipe | None:

@@ -3,14 +3,14 @@
 Letters, here and everywhere in plait:
 
     B batch    S sequence       T tokens of one dp coordinate (B*S)    D model width    F MLP width
-    N query heads    K key/value heads    H head width    V vocabulary    L layers    tp, dp degrees
+    N query heads    K key/value heads    H head width    V vocabulary    L layers    tp, cp, dp, pp degrees
 
 A local shape is written as a division, `[T/tp, D]`; an unreduced sum as `[T, D] partial(tp)`.
 """
 
 from plait.sharding.cut import Columns, Cut, KeyValueHeads, QueryHeads
 from plait.sharding.layout import Layout
-from plait.sharding.mesh import MAX_TP, Coordinates, MeshShape
+from plait.sharding.mesh import AXES, COMBINED, MAX_TP, Coordinates, MeshAxis, MeshShape, Partition, list_parts
 from plait.sharding.ownership import (
     HeadSplits,
     Interval,
@@ -32,6 +32,8 @@ from plait.sharding.placement import (
 from plait.sharding.redistribute import Kind, Transition, derive_transition, list_transitions
 
 __all__ = [
+    "AXES",
+    "COMBINED",
     "MAX_TP",
     "Columns",
     "Coordinates",
@@ -42,9 +44,11 @@ __all__ = [
     "KeyValueHeads",
     "Kind",
     "Layout",
+    "MeshAxis",
     "MeshShape",
     "Ownership",
     "Partial",
+    "Partition",
     "Placement",
     "QueryHeads",
     "Replicate",
@@ -57,5 +61,6 @@ __all__ = [
     "derive_gradient_placement",
     "derive_transition",
     "find_token_unit",
+    "list_parts",
     "list_transitions",
 ]

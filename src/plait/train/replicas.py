@@ -46,21 +46,21 @@ def _list_differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> It
 
 
 def check_same_batch(batches: Sequence[MicroBatch], mesh: Mesh) -> None:
-    """Check that the ranks of each tp group got the same tokens.
+    """Check that ranks that differ in no dp axis got the same tokens.
 
     Raises:
-        ContractError: on every rank, naming the groups that did not.
+        ContractError: on every rank, naming the places on dp whose ranks did not.
     """
     digest = hashlib.blake2b(digest_size=16)
     for batch in batches:
         digest.update(batch.tokens.numpy().tobytes())
         digest.update(batch.targets.numpy().tobytes())
-    digests = share((mesh.coordinates.dp, digest.hexdigest()), mesh)
+    digests = share((mesh.dp.rank, digest.hexdigest()), mesh)
     groups = {dp: {other for at, other in digests if at == dp} for dp, _ in digests}
     bad = [dp for dp, found in groups.items() if len(found) > 1]
     if bad:
         raise ContractError(
-            f"the ranks of one tp group must get the same batch, and those of dp={', '.join(map(str, bad))} did not",
+            f"the ranks of one place on dp must get the same batch, and those of dp={', '.join(map(str, bad))} did not",
             hint="check that all ranks read the same files",
         )
 
@@ -69,14 +69,14 @@ def check_same_batch(batches: Sequence[MicroBatch], mesh: Mesh) -> None:
 def check_replicas(model: nn.Module, mesh: Mesh) -> None:
     """Check that parameters held by several ranks are the same, bit for bit, on all of them.
 
-    Over dp that is every parameter; over tp those that are whole on every rank, and KV heads that a subgroup shares.
-    A hash of 64 bits a parameter is all that is compared.
+    Over dp and cp that is every parameter; over tp those that are whole on every rank, and KV heads that a subgroup
+    shares. A hash of 64 bits a parameter is all that is compared.
 
     Raises:
         ContractError: on every rank, naming the parameters that drifted apart.
     """
     hashes = {name: _hash(param) for name, param in model.named_parameters()}
-    drifted = _find_different(list(hashes), hashes, mesh.dp)
+    drifted = _find_different(list(hashes), hashes, mesh.dp_cp)
     ownership = ownership_of(model)
     drifted += _find_different([name for name in hashes if ownership[name].dim is None], hashes, mesh.tp)
     for name in hashes:

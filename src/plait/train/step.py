@@ -1,4 +1,4 @@
-"""One optimizer step: accumulate, reduce over dp, normalise, clip, update."""
+"""One optimizer step: accumulate, reduce over dp and cp, normalise, clip, update."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -83,7 +83,7 @@ class Trainer:
             totals += torch.stack((loss.detach().double(), num_targets.double(), torch.zeros_like(totals[0])))
         totals[2] += stop
         loss_sum, num_targets, stops = self._sum_over_ranks(totals).tolist()
-        self.gradients.all_reduce(self.mesh.dp)
+        self.gradients.all_reduce(self.mesh.dp_cp)
         self.gradients.scale(1 / max(1.0, num_targets))
         norm = float(clip_grad_norm_(self.model, self.run.train.max_grad_norm or math.inf))
         result = StepResult(loss_sum / max(1.0, num_targets), norm, stops > 0)
@@ -110,9 +110,9 @@ class Trainer:
         return loss, (targets != IGNORE_INDEX).sum()
 
     def _sum_over_ranks(self, totals: Tensor) -> Tensor:
-        """Sum over dp, in float64 whatever gradients are reduced in; on tp take the most: only the stop may differ."""
-        dp = self.mesh.dp
-        rows = collectives.all_gather(totals[None], dp, build_split(dp.degree, dp.degree), label="totals")
+        """Sum over dp and cp, in float64 whatever gradients are in; of tp take the most: only the stop may differ."""
+        axis = self.mesh.dp_cp
+        rows = collectives.all_gather(totals[None], axis, build_split(axis.degree, axis.degree), label="totals")
         return collectives.all_reduce(rows.sum(0), self.mesh.tp, op="max", label="totals")
 
 

@@ -40,14 +40,14 @@ def _load(folder: Path, shape: MeshShape, size: int = 11) -> bool:
 
 
 def test_one_replica_of_the_data_parallel_ranks_writes_and_all_read(ranks: Ranks, tmp_path: Path) -> None:
-    saved = ranks(4).call(_save, folder=tmp_path, step=3, shape=MeshShape(dp=2, tp=2))
+    saved = ranks(4).call(_save, folder=tmp_path, step=3, shape=MeshShape(dp_replicate=2, tp=2))
     assert len(set(saved)) == 1
     assert sorted(path.name for path in saved[0].iterdir()) == [
         "index.json",
         "tp-00000-of-00002.safetensors",
         "tp-00001-of-00002.safetensors",
     ]
-    for shape in (MeshShape(dp=2, tp=2), MeshShape(tp=4), MeshShape(dp=4)):
+    for shape in (MeshShape(dp_replicate=2, tp=2), MeshShape(tp=4), MeshShape(dp_replicate=4)):
         assert ranks(4).call(_load, folder=saved[0], shape=shape) == [True] * 4
 
 

@@ -13,7 +13,7 @@ Ranks = Callable[[int], LocalRanks]
 
 
 def _share(values: list[Any]) -> list[Any]:
-    mesh = build_mesh(MeshShape(dp=2, tp=2))
+    mesh = build_mesh(MeshShape(dp_replicate=2, tp=2))
     return share(values[mesh.rank], mesh)
 
 
@@ -24,7 +24,7 @@ def test_every_rank_learns_the_values_of_all_in_rank_order(ranks: Ranks) -> None
 
 def _fail(errors: dict[int, Exception]) -> list[str]:
     """What each rank raises, and that a collective afterwards still works."""
-    mesh = build_mesh(MeshShape(dp=2, tp=2))
+    mesh = build_mesh(MeshShape(dp_replicate=2, tp=2))
     caught = "nothing"
     try:
         with together(mesh):

@@ -86,11 +86,11 @@ def fail(ranks: LocalRanks, how: str) -> TransportError:
 def test_a_rank_that_dies_ends_the_others_and_leaves_nothing(fresh, tmp_path):
     pids = fresh.call(meet, how="join")
     error = fail(fresh, "die")
-    assert error.message.startswith("rank 1 (dp=0 tp=1) died: killed by SIGKILL\n")
+    assert error.message.startswith("rank 1 (tp=1) died: killed by SIGKILL\n")
     assert "last collective #1 on tp: all_reduce [2] float32 over tp (first)" in error.message
     assert "last collective #2 on tp: all_reduce [4] float32 over tp (second)" in error.message
     assert_nothing_is_left(pids, tmp_path)
-    with pytest.raises(TransportError, match=r"these 2 ranks were ended: rank 1 \(dp=0 tp=1\) died"):
+    with pytest.raises(TransportError, match=r"these 2 ranks were ended: rank 1 \(tp=1\) died"):
         fresh.call(meet, how="join")
 
 
@@ -98,7 +98,7 @@ def test_a_rank_that_hangs_is_named_as_absent_within_the_timeout(fresh, tmp_path
     pids = fresh.call(meet, how="join")
     error = fail(fresh, "hang")
     assert isinstance(error, TransportTimeout)
-    assert error.message.startswith("rank 1 (dp=0 tp=1) did not come: rank 0 (dp=0 tp=0) waited in #2 on tp")
+    assert error.message.startswith("rank 1 (tp=1) did not come: rank 0 (tp=0) waited in #2 on tp")
     assert "Timed out waiting" in error.message
     assert_nothing_is_left(pids, tmp_path)
 
@@ -107,19 +107,19 @@ def test_ranks_that_issue_different_collectives_are_reported_first(fresh):
     error = fail(fresh, "differ")
     heading = error.message.splitlines()[0]
     assert heading.startswith("ranks issued different collectives: #2 on tp is, on ")
-    assert "rank 1 (dp=0 tp=1): all_gather [2] float32 over tp (other)" in heading
-    assert "rank 0 (dp=0 tp=0): all_reduce [4] float32 over tp (second)" in heading
+    assert "rank 1 (tp=1): all_gather [2] float32 over tp (other)" in heading
+    assert "rank 0 (tp=0): all_reduce [4] float32 over tp (second)" in heading
 
 
 def test_a_rank_that_raises_is_the_cause_and_its_traceback_is_shown(fresh):
     error = fail(fresh, "raise")
-    assert error.message.startswith("rank 1 (dp=0 tp=1) raised ValueError: boom\n")
+    assert error.message.startswith("rank 1 (tp=1) raised ValueError: boom\n")
     assert 'raise ValueError("boom")' in error.message
     assert "worker.py" not in error.message
 
 
 def test_an_error_on_purpose_of_one_rank_keeps_its_type_and_ends_the_others(fresh):
-    with pytest.raises(ConfigError, match=r"rank 1 \(dp=0 tp=1\): no such file\n\nhint: look"):
+    with pytest.raises(ConfigError, match=r"rank 1 \(tp=1\): no such file\n\nhint: look"):
         fresh.call(meet, how="refuse")
     assert fresh.failure is not None
 

@@ -92,13 +92,13 @@ def test_an_error_on_purpose_ends_both_and_is_said_once():
     waiting, refusing = start("refuse")
     assert (waiting.status, refusing.status) == (2, 2)
     assert waiting.stderr == ""
-    assert refusing.stderr == "ConfigError: rank 1 (dp=0 tp=1): no such file\n"
+    assert refusing.stderr == "ConfigError: rank 1 (tp=1): no such file\n"
 
 
 def test_a_crash_is_reported_with_the_last_collective_of_every_rank():
     waiting, crashed = start("crash")
     assert (waiting.status, crashed.status) == (2, 2)
-    assert crashed.stderr.startswith("TransportError: rank 1 (dp=0 tp=1) raised ValueError: boom\n")
+    assert crashed.stderr.startswith("TransportError: rank 1 (tp=1) raised ValueError: boom\n")
     assert "last collective #2 on tp: all_reduce [4] float32 over tp (second)" in crashed.stderr
 
 
@@ -106,7 +106,7 @@ def test_a_rank_that_hangs_is_named_and_ended():
     waiting, hanging = start("hang")
     assert (waiting.status, hanging.status) == (2, 2)
     assert waiting.stderr.startswith(
-        "TransportTimeout: rank 1 (dp=0 tp=1) did not come: rank 0 (dp=0 tp=0) waited in #2"
+        "TransportTimeout: rank 1 (tp=1) did not come: rank 0 (tp=0) waited in #2"
     )
     assert "last collective #1 on tp: all_reduce [2] float32 over tp (first)" in waiting.stderr
 
@@ -115,7 +115,7 @@ def test_a_rank_that_dies_is_named_by_those_that_lost_it():
     waiting, dead = start("die")
     assert (waiting.status, dead.status) == (2, -signal.SIGKILL)
     assert waiting.stderr.startswith("TransportError: rank 1")
-    assert "went away: rank 0 (dp=0 tp=0) waited in #2" in waiting.stderr
+    assert "went away: rank 0 (tp=0) waited in #2" in waiting.stderr
 
 
 def test_a_rank_that_never_starts_is_named():

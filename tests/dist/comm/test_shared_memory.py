@@ -153,7 +153,7 @@ def test_what_several_ranks_hold_is_taken_from_the_first_of_them(ranks) -> None:
 
 
 def run_on_two_meshes() -> None:
-    meshes = [build_mesh(MeshShape(dp=2, tp=2), shared_memory=True) for _ in range(2)]
+    meshes = [build_mesh(MeshShape(dp_replicate=2, tp=2), shared_memory=True) for _ in range(2)]
     rank = meshes[0].rank
     value = torch.tensor(10.0**rank)
     for mesh in (*meshes, *meshes):

@@ -41,7 +41,7 @@ def test_what_transformers_saved_comes_out_byte_for_byte(ranks: Ranks, tmp_path:
 
 def test_replicas_share_the_files(ranks: Ranks, tmp_path: Path) -> None:
     source = save_hf_model(tmp_path / "a", "gpt2", max_shard_size=8192, dtype=torch.bfloat16)
-    ranks(4).call(_pass_through, source=source, target=tmp_path / "b", shape=MeshShape(dp=2, tp=2), max_file_bytes=8192)
+    ranks(4).call(_pass_through, source=source, target=tmp_path / "b", shape=MeshShape(dp_replicate=2, tp=2), max_file_bytes=8192)
     assert _read_files(tmp_path / "b") == _read_files(source)
 
 

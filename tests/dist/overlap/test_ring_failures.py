@@ -69,20 +69,20 @@ def fail(ranks: LocalRanks, method: Method, how: str) -> TransportError:
 @pytest.mark.parametrize("method", [Method.DIRECT, Method.RING])
 def test_a_rank_that_dies_is_named_and_so_is_the_message_that_did_not_come(fresh, method):
     error = fail(fresh, method, "die")
-    assert error.message.startswith("rank 1 (dp=0 tp=1) died: killed by SIGKILL\n")
+    assert error.message.startswith("rank 1 (tp=1) died: killed by SIGKILL\n")
     assert " in #2 on tp: reduce_scatter [12x262144] float32 over tp (w_down) failed: " in error.message
 
 
 def test_a_rank_that_hangs_is_named_within_the_timeout(fresh):
     error = fail(fresh, Method.DIRECT, "hang")
     assert isinstance(error, TransportTimeout)
-    assert error.message.startswith("rank 1 (dp=0 tp=1) did not come: ")
+    assert error.message.startswith("rank 1 (tp=1) did not come: ")
     assert "Timed out waiting" in error.message
 
 
 def test_a_rank_that_raises_is_the_cause(fresh):
     error = fail(fresh, Method.RING, "raise")
-    assert error.message.startswith("rank 1 (dp=0 tp=1) raised ValueError: boom\n")
+    assert error.message.startswith("rank 1 (tp=1) raised ValueError: boom\n")
 
 
 def run_after_failure() -> str:

@@ -56,7 +56,7 @@ def run_clipping(*, shape: MeshShape, config: ModelConfig, sequence_parallel: bo
 
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "ar"])
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("shape", [MeshShape(tp=2), MeshShape(tp=3), MeshShape(dp=2, tp=2)], ids=str)
+@pytest.mark.parametrize("shape", [MeshShape(tp=2), MeshShape(tp=3), MeshShape(dp_replicate=2, tp=2)], ids=str)
 def test_norm_and_clipped_gradients_equal_single_device(ranks, shape, name, sequence_parallel):
     """FIELD 3.11, 3.28: every element once, by ownership, whatever mixture of cut, whole and tied parameters it is."""
     norms = ranks(shape.world_size).call(

@@ -240,7 +240,7 @@ def test_a_rank_that_dies_ends_the_server_with_one_error(folder: Path, rank: int
         assert len(ended) == 1
         assert server.wait() == 2
         assert server.stderr.count("error: ") == 1
-        assert f"error: rank {rank} (dp=0 tp={rank}) died: killed by SIGKILL" in server.stderr
+        assert f"error: rank {rank} (tp={rank}) died: killed by SIGKILL" in server.stderr
 
 
 def test_a_rank_that_dies_while_nothing_is_asked_ends_the_server_too(folder: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_run_does_not_depend_on_the_mesh_nor_on_being_resumed_on_another(
         name = f"dp{shape[0]}-tp{shape[1]}"
         first, second = (
             _build_run(
-                tmp_path, model, name, f"parallel.dp={dp}", f"parallel.tp={tp}", f"train.micro_batch_size={4 // dp}"
+                tmp_path, model, name, f"parallel.dp_replicate={dp}", f"parallel.tp={tp}", f"train.micro_batch_size={4 // dp}"
             )
             for dp, tp in (shape, then)
         )

@@ -67,7 +67,7 @@ def _trace_steps(run: RunConfig) -> list[list[Collective]]:
 
 @pytest.mark.parametrize(
     "parallel",
-    [{"tp": 2}, {"tp": 2, "sequence_parallel": False}, {"tp": 3}, {"tp": 2, "dp": 2}],
+    [{"tp": 2}, {"tp": 2, "sequence_parallel": False}, {"tp": 3}, {"tp": 2, "dp_replicate": 2}],
     ids=["sp", "ar", "shared-heads", "dp"],
 )
 @pytest.mark.parametrize("recipe", RECIPES)

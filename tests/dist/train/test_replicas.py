@@ -29,7 +29,7 @@ def _check_batch(run: RunConfig, odd_rank: int | None) -> None:
 
 def test_ranks_of_one_tp_group_must_get_the_same_batch(ranks: Ranks, tmp_path: Path) -> None:
     """FIELD 3.36: a batch hash across the tp group on step 0. Groups differ from each other, as they should."""
-    run = build_run(tmp_path, parallel={"dp": 2, "tp": 2})
+    run = build_run(tmp_path, parallel={"dp_replicate": 2, "tp": 2})
     ranks(4).call(_check_batch, run=run, odd_rank=None)
     with pytest.raises(ContractError, match=r"must get the same batch, and those of dp=1 did not"):
         ranks(4).call(_check_batch, run=run, odd_rank=3)
@@ -77,8 +77,8 @@ def _drift(run: RunConfig, parameter: str, odd_rank: int | None) -> None:
     [
         ({"tp": 4}, "norm.weight"),
         ({"tp": 4}, "layers.1.attention.wk.weight"),
-        ({"dp": 2, "tp": 2}, "layers.0.mlp.w_down.weight"),
-        ({"dp": 4}, "embedding.weight"),
+        ({"dp_replicate": 2, "tp": 2}, "layers.0.mlp.w_down.weight"),
+        ({"dp_replicate": 4}, "embedding.weight"),
     ],
 )
 def test_a_replica_that_drifts_by_one_bit_is_found_and_named(

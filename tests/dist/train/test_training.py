@@ -68,8 +68,8 @@ def _vary(reference: RunConfig, name: str, parallel: dict[str, Any], **train_fie
         ({"tp": 2}, {"micro_batch_size": 12}),
         ({"tp": 2, "sequence_parallel": False}, {"micro_batch_size": 4, "gradient_accumulation": 3}),
         ({"tp": 3}, {"micro_batch_size": 12}),
-        ({"dp": 2, "tp": 2}, {"micro_batch_size": 3, "gradient_accumulation": 2}),
-        ({"dp": 3}, {"micro_batch_size": 4}),
+        ({"dp_replicate": 2, "tp": 2}, {"micro_batch_size": 3, "gradient_accumulation": 2}),
+        ({"dp_replicate": 3}, {"micro_batch_size": 4}),
     ],
     ids=["tp2", "tp2-all-reduce", "tp3", "dp2-tp2", "dp3"],
 )
@@ -90,7 +90,7 @@ def test_a_resumed_run_on_several_ranks_is_the_uninterrupted_one_bit_for_bit(
 ) -> None:
     """The signal reaches one rank only, and all of them stop after the same step."""
     fields: dict[str, Any] = {"micro_batch_size": 3, "gradient_accumulation": 2}
-    whole, parts = (_vary(reference[0], name, {"dp": 2, "tp": 2}, **fields) for name in ("uninterrupted", "parts"))
+    whole, parts = (_vary(reference[0], name, {"dp_replicate": 2, "tp": 2}, **fields) for name in ("uninterrupted", "parts"))
     expected = ranks(4).call(_train, run=whole)[0]
     stopped = ranks(4).call(_train, run=parts, stop_at=3)
     assert {(summary.step, summary.was_stopped) for summary in stopped} == {(3, True)}
@@ -104,7 +104,7 @@ def test_a_resumed_run_on_several_ranks_is_the_uninterrupted_one_bit_for_bit(
 def test_a_run_goes_on_at_another_degree(ranks: Ranks, reference: tuple[RunConfig, list[float]]) -> None:
     """FIELD 3.35: optimizer tensors change layout as well; the curve goes on as if nothing had happened."""
     whole, expected = reference
-    meshes: list[dict[str, Any]] = [{"tp": 3}, {"dp": 2, "tp": 2}, {"tp": 2}]
+    meshes: list[dict[str, Any]] = [{"tp": 3}, {"dp_replicate": 2, "tp": 2}, {"tp": 2}]
     sizes = [12, 6, 12]
     for parallel, size, stop_at in zip(meshes, sizes, (2, 4, None), strict=True):
         run = _vary(whole, "wandering", parallel, micro_batch_size=size)
@@ -141,7 +141,7 @@ def test_a_step_issues_what_the_contract_promises(
 ) -> None:
     """Two micro-batches, the totals, the gradients over dp, the gradient norm: kind, axis, shape, dtype and order."""
     fields: dict[str, Any] = {"gradient_accumulation": 2, "label_smoothing": 0.1}
-    run = build_run(tmp_path, model=model, parallel={"dp": 2, "tp": 2}, precision=precision, **fields)
+    run = build_run(tmp_path, model=model, parallel={"dp_replicate": 2, "tp": 2}, precision=precision, **fields)
     for rank, issued in enumerate(ranks(4).call(_trace_step, run=run)):
         assert issued == list(derive_step_collectives(run, derive_run_model(run, tp_rank=rank % 2)))
 

@@ -117,7 +117,7 @@ def test_a_world_that_is_not_the_mesh_is_refused_once_before_any_process_group(r
     """Both ranks find it; one of a host says it, and neither waits for the other."""
     status, out, err = run("nano.toml", RANK="0", LOCAL_RANK="0", **LAUNCHED)
     assert (status, out) == (2, "")
-    assert err.startswith("error: torchrun started 2 ranks, but the mesh dp=1 tp=1 needs 1")
+    assert err.startswith("error: torchrun started 2 ranks, but the mesh tp=1 needs 1")
     assert run("nano.toml", RANK="1", LOCAL_RANK="1", **LAUNCHED) == (2, "", "")
     assert not dist.is_initialized()
 
@@ -126,4 +126,4 @@ def test_slurm_tasks_that_are_not_the_mesh_are_refused(run: Run) -> None:
     environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "3", "SLURM_JOB_NODELIST": "node[1-2]"}
     status, _, err = run("nano.toml", "parallel.tp=2", **environment)
     assert status == 2
-    assert "slurm started 3 ranks, but the mesh dp=1 tp=2 needs 2" in err
+    assert "slurm started 3 ranks, but the mesh tp=2 needs 2" in err

@@ -100,6 +100,6 @@ def test_take_own_copies_so_that_the_whole_tensor_can_be_freed():
 
 
 def test_a_mesh_of_another_size_than_the_world_is_refused():
-    with pytest.raises(ConfigError, match="mesh dp=1 tp=2 needs 2 ranks, but the world has 1") as refused:
+    with pytest.raises(ConfigError, match="mesh tp=2 needs 2 ranks, but the world has 1") as refused:
         build_mesh(MeshShape(tp=2))
     assert "init_process_group" in (refused.value.hint or "")

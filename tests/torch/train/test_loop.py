@@ -144,5 +144,5 @@ def test_resume_must_and_never_are_honoured(tmp_path: Path) -> None:
 
 
 def test_the_position_is_one_number_of_sequences(tmp_path: Path) -> None:
-    run = build_run(tmp_path, parallel={"dp": 3}, micro_batch_size=2, gradient_accumulation=5)
+    run = build_run(tmp_path, parallel={"dp_replicate": 3}, micro_batch_size=2, gradient_accumulation=5)
     assert Position(4, 100).advance(run) == Position(5, 130)

@@ -86,7 +86,7 @@ def test_metrics_that_cannot_be_written_are_an_error_before_the_first_step(tmp_p
 
 def test_flops_of_a_step_are_those_of_the_literature(tmp_path: Path) -> None:
     """72 B S L D^2 (1 + S/6D + V/12DL): Narayanan et al., arXiv:2104.04473, section 5.1, without recomputation."""
-    run = build_run(tmp_path, model=GPT, parallel={"dp": 3}, gradient_accumulation=2)
+    run = build_run(tmp_path, model=GPT, parallel={"dp_replicate": 3}, gradient_accumulation=2)
     assert isinstance(run.model, GptConfig)
     B, S, D, L, V = 4, 16, run.model.width, run.model.num_layers, run.model.vocab_size
     assert derive_step_flops(run) == 3 * 2 * (72 * B * S * L * D**2 + 12 * B * S**2 * L * D + 6 * B * S * D * V)
@@ -105,7 +105,7 @@ def test_flops_of_a_hugging_face_model_are_those_of_the_native_one(tmp_path: Pat
 
 
 def test_rates_are_per_second_and_rank(tmp_path: Path) -> None:
-    run = build_run(tmp_path, parallel={"dp": 2, "tp": 2})
+    run = build_run(tmp_path, parallel={"dp_replicate": 2, "tp": 2})
     record = Rates.build(run, 800, CPU).measure(0.5)
     assert record["tokens_per_s"] == 2 * 4 * 16 / 0.5
     assert record["flops_per_s_per_rank"] == 800 / 4 / 0.5

@@ -180,7 +180,7 @@ class TestModel:
         ("overrides", "note"),
         [
             (["train.gradient_accumulation=3"], "a step has 3 micro-batches: 192 tokens"),
-            (["parallel.dp=4"], "a step has 1 micro-batch on each of 4 dp ranks: 256 tokens"),
+            (["parallel.dp_replicate=4"], "a step has 1 micro-batch on each of 4 dp ranks: 256 tokens"),
         ],
     )
     def test_a_step_of_more_than_a_micro_batch_says_so(self, explain: Explain, overrides: list[str], note: str) -> None:

@@ -94,7 +94,7 @@ def test_contradicting_variables_are_refused_by_name(environ, message):
 
 
 def test_a_world_of_another_size_than_the_mesh_is_refused_before_any_process_group():
-    with pytest.raises(ConfigError, match=r"torchrun started 8 ranks, but the mesh dp=2 tp=2 needs 4"):
-        check_world_size(detect_launch(TORCHRUN), MeshShape(dp=2, tp=2))
-    check_world_size(detect_launch(TORCHRUN), MeshShape(dp=2, tp=4))
-    check_world_size(detect_launch({}), MeshShape(dp=2, tp=4))
+    with pytest.raises(ConfigError, match=r"torchrun started 8 ranks, but the mesh dp_replicate=2 tp=2 needs 4"):
+        check_world_size(detect_launch(TORCHRUN), MeshShape(dp_replicate=2, tp=2))
+    check_world_size(detect_launch(TORCHRUN), MeshShape(dp_replicate=2, tp=4))
+    check_world_size(detect_launch({}), MeshShape(dp_replicate=2, tp=4))

@@ -82,10 +82,10 @@ def test_notes_can_be_moved_where_others_read_them_and_say_who_wrote_them():
     issue_sum(11)
     elsewhere = bytearray(NOTES_BYTES)
     trace.move_notes(elsewhere)
-    trace.identify("rank 5 (dp=2 tp=1)")
+    trace.identify("rank 5 (dp_replicate=2 tp=1)")
     issue_sum(12)
     who, noted = trace.read_notes(bytes(elsewhere))
-    assert who == "rank 5 (dp=2 tp=1)"
+    assert who == "rank 5 (dp_replicate=2 tp=1)"
     assert [entry.text.split()[1] for entry in noted[-2:]] == ["[11]", "[12]"]
     assert str(noted[-1]).endswith("on tp: all_reduce [12] float32 over tp")
     assert isinstance(noted[-1], Noted)

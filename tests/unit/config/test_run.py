@@ -2,6 +2,8 @@ import pytest
 from pydantic import ValidationError
 
 from plait.config import DataConfig, ParallelConfig, PrecisionConfig, RunConfig, TrainConfig, load_preset
+from plait.config.parallel import check_axes_run
+from plait.errors import ConfigError
 from plait.sharding import MeshShape
 
 TINY = load_preset("llama-tiny")
@@ -10,7 +12,7 @@ TINY = load_preset("llama-tiny")
 @pytest.mark.parametrize("tp", range(1, 9))
 def test_every_degree_up_to_the_query_heads_is_accepted(tp: int) -> None:
     """FIELD 3.23: uneven by whole KV groups; 3.22: beyond the KV heads they are replicated."""
-    assert RunConfig(model=TINY, parallel=ParallelConfig(tp=tp)).parallel.mesh_shape == MeshShape(dp=1, tp=tp)
+    assert RunConfig(model=TINY, parallel=ParallelConfig(tp=tp)).parallel.mesh_shape == MeshShape(tp=tp)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_sequence_longer_than_the_model_is_refused() -> None:
 
 def test_tokens_of_a_step_count_every_sequence() -> None:
     train = TrainConfig(seq_len=10, micro_batch_size=3, gradient_accumulation=4)
-    config = RunConfig(model=TINY, parallel=ParallelConfig(dp=2, tp=2), train=train)
+    config = RunConfig(model=TINY, parallel=ParallelConfig(dp_replicate=2, tp=2), train=train)
     assert config.tokens_per_micro_batch == 30
     assert config.tokens_per_step == 240
 
@@ -86,3 +88,22 @@ def test_name_of_a_run_stays_inside_its_folder(name: str) -> None:
 def test_run_survives_json() -> None:
     config = RunConfig(model=TINY, data=DataConfig(kind="tokens", paths=("a.bin", "b.bin")))
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("axis", ["dp_shard", "cp", "pp"])
+def test_an_axis_that_nothing_runs_on_is_refused(axis: str) -> None:
+    with pytest.raises(ValidationError, match=rf"parallel\.{axis}: .* does not run yet"):
+        RunConfig(model=TINY, parallel=ParallelConfig(**{axis: 2}))
+    mesh = MeshShape(**{axis: 2})
+    assert ParallelConfig(**{axis: 2}).mesh_shape == mesh
+    with pytest.raises(ConfigError, match=rf"mesh {axis}=2 tp=1: {axis} = 2: .* does not run yet"):
+        check_axes_run(mesh)
+
+
+def test_the_data_parallel_degree_is_that_of_both_axes() -> None:
+    assert ParallelConfig(dp_replicate=3, dp_shard=2, cp=5).dp == 6
+
+
+def test_the_degree_that_became_two_is_named() -> None:
+    with pytest.raises(ValidationError, match=r"dp: is now two degrees: dp_replicate .* times dp_shard"):
+        ParallelConfig.model_validate({"dp": 2})

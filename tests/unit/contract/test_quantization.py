@@ -211,7 +211,9 @@ def test_mlps_alone_or_the_head_too() -> None:
 
 
 def test_totals_of_a_step_count_both_kinds_of_blocks() -> None:
-    run = build_run("quantization=fp8_delayedscaling", "parallel.tp=2", "parallel.dp=2", "quantization.keep_first=2")
+    run = build_run(
+        "quantization=fp8_delayedscaling", "parallel.tp=2", "parallel.dp_replicate=2", "quantization.keep_first=2"
+    )
     contract = derive_run_model(run)
     tally = build_step_tally(run, contract)
     assert tally.collectives == count_collectives(derive_step_collectives(run, contract))
@@ -221,7 +223,7 @@ def test_totals_of_a_step_count_both_kinds_of_blocks() -> None:
 @pytest.mark.parametrize(("tp", "dp"), [*product((1, 2), (1, 3))])
 def test_histories_are_agreed_on_once_a_step_over_tp_and_over_dp(tp: int, dp: int) -> None:
     """Seven linears in each of three blocks, of three tensors each: 63 numbers, whatever the degrees."""
-    run = build_run("quantization=fp8_delayedscaling", f"parallel.tp={tp}", f"parallel.dp={dp}")
+    run = build_run("quantization=fp8_delayedscaling", f"parallel.tp={tp}", f"parallel.dp_replicate={dp}")
     names = list_histories(derive_recipes(run.model, run.quantization))
     assert len(names) == len(set(names)) == 63
     assert "layers.1.attention.wq.gradient" in names

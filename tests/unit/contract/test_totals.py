@@ -16,13 +16,19 @@ CASES = [
     ("llama3-8b", "parallel.tp=4"),
     ("llama3-8b", "parallel.tp=4", "precision.reduce=float32", "train.seq_len=8191"),
     ("llama3-8b", "parallel.tp=16"),
-    ("qwen-tiny", "parallel.tp=8", "parallel.dp=3", "train.seq_len=9"),
-    ("llama-tiny-gqa2", "parallel.tp=3", "parallel.dp=2", "train.gradient_accumulation=3", "train.micro_batch_size=2"),
+    ("qwen-tiny", "parallel.tp=8", "parallel.dp_replicate=3", "train.seq_len=9"),
+    (
+        "llama-tiny-gqa2",
+        "parallel.tp=3",
+        "parallel.dp_replicate=2",
+        "train.gradient_accumulation=3",
+        "train.micro_batch_size=2",
+    ),
     ("smollm2-135m", "parallel.tp=7", "train.seq_len=101", "precision.compute=float32"),
-    ("gpt-tiny", "parallel.tp=3", "parallel.dp=2", "train.gradient_accumulation=3", "train.seq_len=7"),
+    ("gpt-tiny", "parallel.tp=3", "parallel.dp_replicate=2", "train.gradient_accumulation=3", "train.seq_len=7"),
     ("gpt2", "parallel.tp=5", "model.tied_embeddings=false", "model.attention_dropout=0.0"),
     ("gpt-22b", "parallel.tp=8", "train.micro_batch_size=4"),
-    ("gpt-22b", "parallel.dp=8"),
+    ("gpt-22b", "parallel.dp_replicate=8"),
 ]
 
 

@@ -20,13 +20,13 @@ def build_run(**parallel: int) -> RunConfig:
 
 
 def test_the_setting_is_that_of_the_run() -> None:
-    setting = build_setting(build_run(tp=4, dp=2), tp_rank=3)
+    setting = build_setting(build_run(tp=4, dp_replicate=2), tp_rank=3)
     assert (setting.num_tokens, setting.tp, setting.rank) == (32, 4, 3)
     assert (setting.dtype, setting.reduce_dtype, setting.sequence_parallel) == ("bfloat16", "float32", True)
 
 
 def test_a_step_repeats_the_micro_batch_and_ends_with_what_happens_once() -> None:
-    run = build_run(tp=2, dp=4)
+    run = build_run(tp=2, dp_replicate=4)
     contract = derive_run_model(run)
     collectives = derive_step_collectives(run, contract)
     each = contract.micro_batch_collectives

@@ -27,7 +27,7 @@ from plait.errors import ConfigError
 from plait.schedule.chart import Chart
 from plait.schedule.trace_file import build_trace
 
-_DEFAULTS = ("precision.compute=float32", "parallel.dp=1")
+_DEFAULTS = ("precision.compute=float32", "parallel.dp_replicate=1")
 
 _DEFAULT_TP = 2
 
@@ -121,8 +121,8 @@ def _load_config(source: str, overrides: Sequence[str], tp: int | None) -> RunCo
     config = load_run_config(source, asked)
     if config.parallel.dp != 1 or config.parallel.tp == 1:
         raise ConfigError(
-            f"bench overlap: parallel.dp = {config.parallel.dp}, parallel.tp = {config.parallel.tp}: what is measured "
-            "is one tp group of several ranks",
+            f"bench overlap: parallel.dp_replicate = {config.parallel.dp}, parallel.tp = {config.parallel.tp}: what is "
+            "measured is one tp group of several ranks",
             hint="--tp 2",
         )
     return config

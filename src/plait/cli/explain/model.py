@@ -23,6 +23,7 @@ from plait.contract.report.tally import build_tally
 from plait.contract.report.training import build_step_tally
 from plait.contract.training import derive_run_model
 from plait.errors import ConfigError
+from plait.sharding import AXES
 
 
 @click.command("model")
@@ -121,8 +122,7 @@ def _build_record(name: str, modes: Sequence[RunConfig], block: int | None) -> d
     return {
         "model": name,
         "config": run.model.model_dump(),
-        "tp": run.parallel.tp,
-        "dp": run.parallel.dp,
+        **{axis: getattr(run.parallel, axis) for axis in reversed(AXES)},
         "micro_batch_size": run.train.micro_batch_size,
         "seq_len": run.seq_len,
         "gradient_accumulation": run.train.gradient_accumulation,

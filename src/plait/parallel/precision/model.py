@@ -198,15 +198,15 @@ def find_precisions(model: nn.Module) -> list[ModelPrecision]:
 def update_amax_history(model: nn.Module) -> None:
     """Let delayed scales of `model` go by the step that ends: call it after every step of the optimizer.
 
-    One all_reduce over tp and one over dp, of float32 `[N]`, the largest magnitudes of N tensors; nothing where no
-    scale looks back. Every rank has to call it.
+    One all_reduce over tp and one over dp and cp, of float32 `[N]`, the largest magnitudes of N tensors; nothing where
+    no scale looks back. Every rank has to call it.
     """
     for precision in find_precisions(model):
         histories = precision.histories
         if histories is None:
             continue
         amaxes = histories.noted.clone()
-        for axis in (precision.mesh.tp, precision.mesh.dp):
+        for axis in (precision.mesh.tp, precision.mesh.dp_cp):
             amaxes = collectives.all_reduce(amaxes, axis, op="max", label="amax_history")
         histories.update(amaxes)
 

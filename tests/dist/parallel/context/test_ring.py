@@ -109,7 +109,7 @@ def test_blocks_arrive_bit_for_bit_and_each_gradient_once(ranks):
 
 def run_in_mesh() -> list[float]:
     """Context axes beside others: of neighbouring ranks, and of ranks that are apart; with memory that they share."""
-    mesh = build_mesh(MeshShape(dp=2, tp=2), shared_memory=True)
+    mesh = build_mesh(MeshShape(dp_replicate=2, tp=2), shared_memory=True)
     assert mesh.tp.shared is not None
     errors = []
     for axis in (mesh.tp, mesh.dp):

@@ -16,7 +16,7 @@ STREAM = TokenStream([np.arange(50), np.arange(50, 99)])
 
 def _run(dp: int, micro_batch_size: int, gradient_accumulation: int) -> RunConfig:
     train = TrainConfig(seq_len=SEQ_LEN, micro_batch_size=micro_batch_size, gradient_accumulation=gradient_accumulation)
-    return RunConfig(model=load_preset("llama-tiny"), parallel=ParallelConfig(dp=dp), train=train)
+    return RunConfig(model=load_preset("llama-tiny"), parallel=ParallelConfig(dp_replicate=dp), train=train)
 
 
 def _read_step(run: RunConfig, consumed: int = 0) -> list[MicroBatch]:
