@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm import trace
+from plait.comm.handle import Handled
 from plait.comm.shared.memory import SharedMemory, build_shared_memory
 from plait.errors import ConfigError, ShardingError
 from plait.sharding import Coordinates, MeshShape, Split
@@ -20,7 +21,7 @@ Partition = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Axis:
+class Axis(Handled):
     """One direction of the mesh: the ranks that differ from this one in nothing else."""
 
     name: str

@@ -10,7 +10,7 @@ from plait.errors import ShardingError
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.site import Site
 from plait.parallel.region.boundary import Boundary
-from plait.parallel.region.handle import find_by_handle
+from plait.comm.handle import find_by_handle
 from plait.sharding import Invariant
 from tests.support.lone_mesh import build_lone_mesh
 

@@ -15,7 +15,7 @@ from plait.errors import ConfigError
 from plait.parallel.region import column, row
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup, Operands, OutputGradients, Outputs
-from plait.parallel.region.handle import find_by_handle
+from plait.comm.handle import find_by_handle
 from plait.parallel.region.quantizer import PLAIN, Needs
 
 
