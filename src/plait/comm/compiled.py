@@ -10,12 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import CustomOpDef, custom_op
-
-try:
-    from torch.library import EffectType
-except ImportError:
-    from torch._library.effects import EffectType
+from torch._library.custom_ops import CustomOpDef
+from torch.library import EffectType, custom_op
 
 from plait.comm import collectives
 from plait.comm.collectives import DimSplit
