@@ -45,9 +45,7 @@ def _list_schedule_conflicts(train: TrainConfig) -> Iterator[Problem]:
         yield Problem("train.warmup_steps", f"is more than train.steps = {train.steps}")
 
 
-def _list_compile_conflicts(
-    model: AnyModel, train: TrainConfig, quantization: QuantizationConfig
-) -> Iterator[Problem]:
+def _list_compile_conflicts(model: AnyModel, train: TrainConfig, quantization: QuantizationConfig) -> Iterator[Problem]:
     """What is not compiled is refused before anything is built."""
     if train.compile and quantization.resolved is not None:
         yield Problem(
@@ -56,7 +54,7 @@ def _list_compile_conflicts(
             "leave one of them out",
         )
     if train.compile and isinstance(model, CheckpointModel):
-        yield Problem("train.compile", "the blocks of a Hugging Face model are not compiled", "set train.compile = false")
+        yield Problem("train.compile", "blocks of a Hugging Face model are not compiled", "set train.compile = false")
 
 
 def _list_length_conflicts(model: AnyModel, train: TrainConfig) -> Iterator[Problem]:

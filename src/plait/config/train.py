@@ -19,7 +19,7 @@ class TrainConfig(Section):
     """Micro-batches whose gradients are added up before a step."""
 
     compile: bool = False
-    """Whether every block is compiled, as one graph, by torch.compile; the first step of each batch shape takes longer."""
+    """Whether torch.compile makes every block one graph; the first step of each batch shape takes longer."""
 
     learning_rate: PositiveFloat = 3e-4
     """After warm-up; from there a cosine falls to `min_learning_rate_ratio` of it at the last step."""

@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from plait.comm import collectives
-from plait.comm.compiled import Use, use_on_own_tokens
+from plait.comm.autograd.compiled import Use, use_on_own_tokens
 from plait.comm.mesh import Axis, Mesh
 from plait.errors import ShardingError
 from plait.parallel.region.arguments import map_first_tensor
 from plait.parallel.tokens import check_own_tokens, current_tokens
+
 
 class UseOnOwnTokens(torch.autograd.Function):
     """Hand whole parameters to a computation on own tokens; their gradients are addends, summed in one all-reduce."""

@@ -14,9 +14,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
-from plait.comm import compiled
+from plait.comm.autograd import compiled
 from plait.comm.autograd import redistribute
-from plait.comm.compiled import Use
+from plait.comm.autograd.compiled import Use
 from plait.comm.mesh import build_mesh
 from plait.comm.trace import record
 from plait.config.model import GptConfig, LlamaConfig, ModelConfig

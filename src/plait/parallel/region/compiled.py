@@ -1,8 +1,8 @@
 """The passes of parallel linears as operators that torch.compile takes whole: tensors and numbers in, tensors out.
 
 A compiler sees shapes and gradients, not what runs inside: schedules, transports and what is recorded are those of
-eager mode. They are ordered, among themselves and with those of `plait.comm.compiled`, as every rank has to issue the
-same.
+eager mode. They are ordered, among themselves and with those of `plait.comm.autograd.compiled`: every rank has to issue
+the same collectives, one after the other.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.comm.autograd.compiled import ordered
+from plait.comm.handle import find_by_handle
 from plait.errors import ConfigError
 from plait.parallel.region import column, row
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup, Operands, OutputGradients, Outputs
-from plait.comm.compiled import ordered
-from plait.comm.handle import find_by_handle
 from plait.parallel.region.quantizer import PLAIN, Needs
 
 

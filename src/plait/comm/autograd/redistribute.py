@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.comm import compiled
+from plait.comm.autograd import compiled
 from plait.comm.mesh import Axis
 from plait.sharding import Kind, Placement, Split, Transition, derive_transition
 
@@ -51,9 +51,7 @@ class Redistribute(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, axis: Axis, transition: Transition, splits: compiled.Splits, label: str
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis, transition: Transition, splits: compiled.Splits, label: str) -> Tensor:
         ctx.axis, ctx.transition, ctx.splits, ctx.label = axis, transition, splits, label
         return compiled.apply_transition(transition, x, axis, splits, label)
 

@@ -1,4 +1,4 @@
-"""What `plait.comm.autograd` does, as operators that torch.compile takes whole: tensors and numbers in, tensors out.
+"""Transitions, and sums of whole parameters' gradients, as operators that torch.compile takes whole.
 
 The compiler keeps the order of operators that are marked `ordered`, which has to be the same on every rank: nothing but
 that says which of two gradients is summed first. A label is not given: it would have every layer compiled for itself.
