@@ -45,6 +45,18 @@ def _list_schedule_conflicts(train: TrainConfig) -> Iterator[Problem]:
         yield Problem("train.warmup_steps", f"is more than train.steps = {train.steps}")
 
 
+def _list_compile_conflicts(model: AnyModel, train: TrainConfig, quantization: QuantizationConfig) -> Iterator[Problem]:
+    """What is not compiled is refused before anything is built."""
+    if train.compile and quantization.resolved is not None:
+        yield Problem(
+            "train.compile",
+            f"quantized linears are not compiled, and quantization.recipe is {quantization.recipe!r}",
+            "leave one of them out",
+        )
+    if train.compile and isinstance(model, CheckpointModel):
+        yield Problem("train.compile", "blocks of a Hugging Face model are not compiled", "set train.compile = false")
+
+
 def _list_length_conflicts(model: AnyModel, train: TrainConfig) -> Iterator[Problem]:
     """Positions beyond the model's are not defined."""
     if train.seq_len is not None and train.seq_len > model.max_seq_len:
@@ -185,6 +197,7 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("model", "parallel"): _list_degree_conflicts,
     ("model", "train"): _list_length_conflicts,
     ("model", "parallel", "train"): _list_token_conflicts,
+    ("model", "train", "quantization"): _list_compile_conflicts,
     ("model", "quantization"): _list_kept_conflicts,
     ("model", "parallel", "quantization"): list_block_conflicts,
     ("model", "parallel", "quantization", "train"): list_unit_conflicts,

@@ -18,6 +18,9 @@ class TrainConfig(Section):
     gradient_accumulation: Count = 1
     """Micro-batches whose gradients are added up before a step."""
 
+    compile: bool = False
+    """Whether torch.compile makes every block one graph; the first step of each batch shape takes longer."""
+
     learning_rate: PositiveFloat = 3e-4
     """After warm-up; from there a cosine falls to `min_learning_rate_ratio` of it at the last step."""
     min_learning_rate_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.comm.handle import Handled, find_by_handle
 from plait.comm.mesh import Mesh
 from plait.errors import ConfigError, ShardingError
 from plait.parallel.precision.model import find_precisions
 from plait.parallel.rng import bernoulli_mask, derive_key
-from plait.parallel.tokens import check_own_tokens
+from plait.parallel.tokens import check_own_tokens, current_tokens
 from plait.sharding import Interval, Split
 
 
-class _KeyedDropout(nn.Module):
+class _KeyedDropout(Handled, nn.Module):
     """What all dropouts share: the rate, and the key and position that fix the mask."""
 
     def __init__(self, p: float) -> None:
@@ -27,6 +28,7 @@ class _KeyedDropout(nn.Module):
         self.p = p
         self.key: int | None = None
         self.first_token: int | None = None
+        self._register()
 
     @property
     def is_active(self) -> bool:
@@ -36,13 +38,29 @@ class _KeyedDropout(nn.Module):
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
-    def _derive_mask(self, x: Tensor, intervals: tuple[Interval, ...], global_shape: tuple[int, ...]) -> Tensor:
+    def draw_mask(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """What is kept of a tensor of `shape` in this pass."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _apply_mask(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            # Key and position are read when it runs: as numbers in a graph they would be those of one layer and step.
+            return x * draw_mask(x, self.handle) * (1 / (1 - self.p))
+        return _Mask.apply(x, self.draw_mask(x.shape, x.device), 1 / (1 - self.p))
+
+    def _draw(
+        self,
+        shape: torch.Size,
+        intervals: tuple[Interval, ...],
+        global_shape: tuple[int, ...],
+        device: torch.device,
+    ) -> Tensor:
         if self.key is None:
             raise ConfigError(
                 "dropout in training mode has no seed, so its mask is not defined",
                 hint="call plait.seed_dropout(model, seed) once, after building the model",
             )
-        return bernoulli_mask(self.key, intervals, global_shape, 1 - self.p, device=x.device).view(x.shape)
+        return bernoulli_mask(self.key, intervals, global_shape, 1 - self.p, device=device).view(shape)
 
     def _require_first_token(self) -> int:
         if self.first_token is None:
@@ -71,13 +89,21 @@ class Dropout(_KeyedDropout):
         """Zero each element with probability `p` and scale the rest to keep the mean."""
         if not self.is_active:
             return x_TD
-        width = x_TD.shape[-1]
-        num_tokens = x_TD.shape[:-1].numel()
-        own = Interval(0, num_tokens) if self.mesh is None else check_own_tokens(x_TD, self.mesh, "dropout")
+        if self.mesh is not None:
+            check_own_tokens(x_TD, self.mesh, "dropout")
+        return self._apply_mask(x_TD)
+
+    def draw_mask(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """Of own tokens."""
+        width = shape[-1]
+        own = (
+            Interval(0, shape[:-1].numel())
+            if self.mesh is None
+            else current_tokens(self.mesh, "dropout").intervals[self.mesh.tp.rank]
+        )
         first_token = self._require_first_token()
         rows = Interval(first_token + own.start, first_token + own.stop)
-        mask = self._derive_mask(x_TD, (rows, Interval(0, width)), (rows.stop, width))
-        return _Mask.apply(x_TD, mask, 1 / (1 - self.p))
+        return self._draw(shape, (rows, Interval(0, width)), (rows.stop, width), device)
 
 
 class FeatureDropout(_KeyedDropout):
@@ -93,12 +119,13 @@ class FeatureDropout(_KeyedDropout):
 
     def forward(self, x_TF: Tensor) -> Tensor:
         """Zero each element with probability `p` and scale the rest to keep the mean."""
-        if not self.is_active:
-            return x_TF
+        return self._apply_mask(x_TF) if self.is_active else x_TF
+
+    def draw_mask(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """Of own features."""
         first_token = self._require_first_token()
-        rows = Interval(first_token, first_token + x_TF.shape[:-1].numel())
-        mask = self._derive_mask(x_TF, (rows, self.own), (rows.stop, self.features.size))
-        return _Mask.apply(x_TF, mask, 1 / (1 - self.p))
+        rows = Interval(first_token, first_token + shape[:-1].numel())
+        return self._draw(shape, (rows, self.own), (rows.stop, self.features.size), device)
 
 
 class AttentionDropout(_KeyedDropout):
@@ -117,16 +144,17 @@ class AttentionDropout(_KeyedDropout):
 
     def forward(self, probabilities_BNSS: Tensor) -> Tensor:
         """Zero each probability with probability `p` and scale the rest to keep the mean."""
-        if not self.is_active:
-            return probabilities_BNSS
-        batch, num_local, num_queries, num_keys = probabilities_BNSS.shape
+        return self._apply_mask(probabilities_BNSS) if self.is_active else probabilities_BNSS
+
+    def draw_mask(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """Of own heads."""
+        batch, num_local, num_queries, num_keys = shape
         first, remainder = divmod(self._require_first_token(), num_queries)
         if remainder:
             raise ShardingError(f"the first token {self.first_token} does not begin a sequence of {num_queries} tokens")
         heads, num_heads = self._derive_own_heads(num_local)
         intervals = (Interval(first, first + batch), heads, Interval(0, num_queries), Interval(0, num_keys))
-        mask = self._derive_mask(probabilities_BNSS, intervals, (first + batch, num_heads, num_queries, num_keys))
-        return _Mask.apply(probabilities_BNSS, mask, 1 / (1 - self.p))
+        return self._draw(shape, intervals, (first + batch, num_heads, num_queries, num_keys), device)
 
     def _derive_own_heads(self, num_local: int) -> tuple[Interval, int]:
         if self.heads is None:
@@ -152,6 +180,18 @@ class _Mask(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
         (mask,) = ctx.saved_tensors
         return (grad_y * mask).mul_(ctx.scale), None, None
+
+
+@torch.library.custom_op("plait::draw_mask", mutates_args=())
+def draw_mask(x: Tensor, dropout: Tensor) -> Tensor:
+    """What this dropout keeps of `x`, whose values it does not look at."""
+    found: _KeyedDropout = find_by_handle(dropout)
+    return found.draw_mask(x.shape, x.device)
+
+
+@draw_mask.register_fake
+def _(x: Tensor, dropout: Tensor) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.bool)
 
 
 def seed_dropout(model: nn.Module, seed: int) -> None:

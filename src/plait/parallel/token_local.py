@@ -7,31 +7,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from plait.comm import collectives
+from plait.comm.autograd.compiled import Use, use_on_own_tokens
 from plait.comm.mesh import Axis, Mesh
 from plait.errors import ShardingError
 from plait.parallel.region.arguments import map_first_tensor
 from plait.parallel.tokens import check_own_tokens, current_tokens
-from plait.sharding import Invariant, Replicate, derive_transition
-
-_USE = derive_transition(Invariant(), Replicate())
-"""Parameters that every rank holds alike and uses on its own tokens: the f operator of Megatron-LM."""
 
 
 class UseOnOwnTokens(torch.autograd.Function):
     """Hand whole parameters to a computation on own tokens; their gradients are addends, summed in one all-reduce."""
 
     @staticmethod
-    def forward(ctx: Any, axis: Axis, name: str, *params: Tensor) -> tuple[Tensor, ...]:
-        ctx.axis, ctx.name = axis, name
-        ctx.shapes = [param.shape for param in params]
+    def forward(ctx: Any, use: Use, *params: Tensor) -> tuple[Tensor, ...]:
+        ctx.use = use
         return tuple(param.view_as(param) for param in params)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        flat = grads[0].flatten() if len(grads) == 1 else torch.cat([grad.flatten() for grad in grads])
-        total = collectives.apply(_USE.backward, flat, ctx.axis, split=None, label=ctx.name)
-        pieces = total.split([shape.numel() for shape in ctx.shapes])
-        return (None, None, *(piece.view(shape) for piece, shape in zip(pieces, ctx.shapes, strict=True)))
+        return (None, *ctx.use.sum_gradients(grads))
 
 
 class _Whole(nn.Module):
@@ -50,16 +43,16 @@ class _Whole(nn.Module):
             is_persistent = buffer_name not in module._non_persistent_buffers_set
             self.register_buffer(buffer_name, buffer, persistent=is_persistent)
         module._buffers = self._buffers
-        self.axis = axis
-        self.name = name
+        self.use = Use(axis, name)
 
     def lend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the module; the gradients of its parameters are summed over the axis."""
         params = {name: param for name, param in self._parameters.items() if param is not None}
-        used = dict(zip(params, UseOnOwnTokens.apply(self.axis, self.name, *params.values()), strict=True))
         module = self._module[0]
         if torch.compiler.is_compiling():
-            return functional_call(module, used, args, kwargs)
+            copies = use_on_own_tokens(list(params.values()), self.use.handle)
+            return functional_call(module, dict(zip(params, copies, strict=True)), args, kwargs)
+        used = dict(zip(params, UseOnOwnTokens.apply(self.use, *params.values()), strict=True))
         # As functional_call does it, which takes 50 us more.
         lent = vars(module)
         own = lent["_parameters"]
@@ -94,6 +87,7 @@ class TokenLocalModule(_Whole):
     def __init__(self, module: nn.Module, *, mesh: Mesh, name: str) -> None:
         super().__init__(module, axis=mesh.tp, name=name)
         self.mesh = mesh
+        self.name = name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on own tokens, the first tensor it is called with."""

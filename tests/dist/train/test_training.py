@@ -1,5 +1,6 @@
 """Whole runs over several ranks against the run of one rank, which is that of this process."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,24 @@ def test_losses_do_not_depend_on_the_mesh(
     summaries = ranks(run.parallel.mesh_shape.world_size).call(_train, run=run)
     assert len(set(summaries)) == 1
     assert _numbers(run) == pytest.approx(expected, rel=REORDERED)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++, and there is no g++")
+@pytest.mark.parametrize(
+    ("model", "parallel"), [(LLAMA, {"tp": 2}), (GPT, {"tp": 3})], ids=["llama-tp2", "gpt-with-dropout-tp3"]
+)
+def test_a_compiled_run_has_the_losses_of_an_eager_one(
+    ranks: Ranks, tmp_path: Path, model: ModelConfig, parallel: dict[str, Any]
+) -> None:
+    """Masks of dropout are those of the step, though the graph is that of the first."""
+    runs = [
+        build_run(tmp_path, model=model, parallel=parallel, name=name, steps=3, compile=is_compiled)
+        for name, is_compiled in (("eager", False), ("compiled", True))
+    ]
+    for run in runs:
+        ranks(parallel["tp"]).call(_train, run=run)
+    eager, compiled = map(_numbers, runs)
+    assert compiled == pytest.approx(eager, rel=REORDERED)
 
 
 def test_a_resumed_run_on_several_ranks_is_the_uninterrupted_one_bit_for_bit(

@@ -5,12 +5,12 @@ from copy import deepcopy
 
 import pytest
 
+from plait.comm.handle import find_by_handle
 from plait.config.overlap import OverlapConfig
 from plait.errors import ShardingError
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.site import Site
 from plait.parallel.region.boundary import Boundary
-from plait.parallel.region.handle import find_by_handle
 from plait.sharding import Invariant
 from tests.support.lone_mesh import build_lone_mesh
 

@@ -84,6 +84,11 @@ MISTAKES = [
     (("quantization=mxfp8", "quantization.input.scaling=block16"), "block16 is for format e2m1", "use block32"),
     (("quantization=fp8_currentscaling", "quantization.hadamard=true"), "mixes sixteens of tokens", "block16 or"),
     (("quantization=mxfp8", "quantization.keep_last=2"), "of 3 blocks the first 1 and the last 2 are kept", "lower"),
+    (
+        ("quantization=mxfp8", "train.compile=true"),
+        "are not compiled, and quantization.recipe is 'mxfp8'",
+        "one of them",
+    ),
     (("quantization=mxfp8", "train.seq_len=48"), "blocks of 32 tokens for wgrad, which the 48 of", "multiple of 32"),
     (("quantization=mxfp8", "parallel.tp=3"), "64 tokens of a micro-batch are 2 blocks of 32", "sequence_parallel"),
     (("quantization=mxfp8", "parallel.tp=2", "overlap=full", "overlap.chunks=2"), "in whole blocks of 32", "at most 1"),

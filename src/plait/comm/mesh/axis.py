@@ -9,12 +9,13 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from plait.comm.handle import Handled
 from plait.comm.shared.memory import SharedMemory, build_shared_memory
 from plait.sharding import Partition
 
 
 @dataclass(frozen=True, eq=False)
-class Axis:
+class Axis(Handled):
     """One direction of the mesh, or several as one: the ranks that differ from this one in nothing else."""
 
     name: str

@@ -6,12 +6,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from plait.comm.handle import Handled
 from plait.comm.mesh import Mesh
 from plait.dtype import DType
 from plait.errors import ShardingError
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.site import Pass, Site
-from plait.parallel.region.handle import Handled
 from plait.parallel.region.quantizer import PLAIN, Quantizer
 from plait.parallel.tokens import current_tokens
 from plait.schedule.work import Operation

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plait.comm import collectives
+from plait.comm.handle import Handled
 from plait.comm.mesh import Axis
 from plait.overlap.ahead import Next
 from plait.overlap.execute import Addends
 from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import ColumnDgrad, ColumnForward, ColumnWgrad
-from plait.parallel.region.handle import Handled
 from plait.parallel.region.matrix import keep_full, payload_of, sum_rows
 from plait.parallel.region.quantizer import Kept, Needs
 from plait.schedule.work import Operation

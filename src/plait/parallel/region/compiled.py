@@ -1,8 +1,8 @@
 """The passes of parallel linears as operators that torch.compile takes whole: tensors and numbers in, tensors out.
 
 A compiler sees shapes and gradients, not what runs inside: schedules, transports and what is recorded are those of
-eager mode. Each operator of a chain of linears reads what the one before gave, so no compiler may change their order,
-which has to be the same on every rank.
+eager mode. They are ordered, among themselves and with those of `plait.comm.autograd.compiled`: every rank has to issue
+the same collectives, one after the other.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plait.comm.autograd.compiled import ordered
+from plait.comm.handle import find_by_handle
 from plait.errors import ConfigError
 from plait.parallel.region import column, row
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup, Operands, OutputGradients, Outputs
-from plait.parallel.region.handle import find_by_handle
 from plait.parallel.region.quantizer import PLAIN, Kept, Needs
 
 
@@ -56,6 +57,7 @@ def run_column_group(
     return _name_outputs(outputs, keeps_full=keeps_full, is_activated=is_activated)
 
 
+@ordered
 @torch.library.custom_op("plait::column_group", mutates_args=())
 def column_group(
     x: Tensor,
@@ -93,6 +95,7 @@ def _(
     return [*full, *members, *([torch.empty_like(members[0])] if extra[1] else [])]
 
 
+@ordered
 @torch.library.custom_op("plait::column_group_backward", mutates_args=())
 def column_group_backward(
     x: Tensor,
@@ -187,6 +190,7 @@ def run_row(x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> T
     return y.unflatten(0, x.shape[:-1]) if x.dim() > 2 else y
 
 
+@ordered
 @torch.library.custom_op("plait::row_linear", mutates_args=())
 def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None, handle: Tensor, num_rows: int, rows: int) -> Tensor:
     """`rows` of the sum are this rank's."""
@@ -201,6 +205,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, handle: Tensor, num_rows: 
     return x.new_empty(rows, weight.shape[0])
 
 
+@ordered
 @torch.library.custom_op("plait::row_linear_backward", mutates_args=())
 def row_linear_backward(
     grad_y: Tensor, x: Tensor, weight: Tensor, handle: Tensor, num_rows: int, needs: Sequence[bool]

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.comm import collectives
-from plait.comm.collectives import DimSplit
+from plait.comm.autograd import compiled
 from plait.comm.mesh import Axis
-from plait.sharding import Kind, Placement, Shard, Split, Transition, derive_transition
+from plait.sharding import Kind, Placement, Split, Transition, derive_transition
 
 _derive = lru_cache(maxsize=256)(derive_transition)
 
@@ -32,10 +31,13 @@ def redistribute(
     Raises:
         ShardingError: the table has no such transition, or `x` is not what `source` says.
     """
-    transition = _derive(source, target)
+    # A compiler looks into what remembers results, and says so.
+    transition = (derive_transition if torch.compiler.is_compiling() else _derive)(source, target)
     if axis.degree == 1 or (transition.forward is Kind.NOTHING and transition.backward is Kind.NOTHING):
         return x
     splits = (split, split if target_split is None else target_split)
+    if torch.compiler.is_compiling():
+        return compiled.run_transition(x, axis, transition, splits)
     return Redistribute.apply(x, axis, transition, splits, label)
 
 
@@ -49,11 +51,9 @@ class Redistribute(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, axis: Axis, transition: Transition, splits: tuple[Split | None, Split | None], label: str
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis, transition: Transition, splits: compiled.Splits, label: str) -> Tensor:
         ctx.axis, ctx.transition, ctx.splits, ctx.label = axis, transition, splits, label
-        return _apply(transition, x, axis, splits, label)
+        return compiled.apply_transition(transition, x, axis, splits, label)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
@@ -65,17 +65,3 @@ class Redistribute(torch.autograd.Function):
 @lru_cache(maxsize=256)
 def _conjugate(transition: Transition) -> Transition:
     return transition.conjugate
-
-
-def _apply(
-    transition: Transition, x: Tensor, axis: Axis, splits: tuple[Split | None, Split | None], label: str
-) -> Tensor:
-    source, target = transition.source, transition.target
-    scatter: DimSplit | None = None
-    if isinstance(source, Shard):
-        dim, split = source.dim, splits[0]
-        if isinstance(target, Shard) and splits[1] is not None:
-            scatter = (target.dim, splits[1])
-    else:
-        dim, split = (target.dim if isinstance(target, Shard) else 0), splits[1]
-    return collectives.apply(transition.forward, x, axis, split=split, dim=dim, scatter=scatter, label=label)
