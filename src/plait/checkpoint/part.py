@@ -1,56 +1,70 @@
-"""One rank's part of a checkpoint: it writes what it counts, and reads what it owns, written at any degree."""
+"""One rank's part of a checkpoint: it writes what is its own to write, and reads what it owns, however that was cut."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from plait.checkpoint.index import Index, Piece, TensorRecord, list_pieces
-from plait.checkpoint.names import file_name
+from plait.checkpoint.index import Index, Piece, TensorRecord
 from plait.checkpoint.safetensors import PieceReader, save_tensors
 from plait.errors import CheckpointError
 from plait.sharding import Interval, Ownership
 
 
-class Owned(NamedTuple):
-    """This rank's part of one tensor, and who owns what of all of it."""
+@dataclass(frozen=True)
+class Owned:
+    """What this rank holds of one tensor: the same record for every way in which a mesh cuts tensors."""
 
-    ownership: Ownership
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    intervals: tuple[Interval, ...]
+    """What `tensor` is of it: one for every dim."""
     tensor: Tensor
+    is_written: bool
+    """Whether this rank, of all that hold these elements, is the one that writes them."""
+
+
+def build_owned(ownership: Ownership, tensor: Tensor, tp_rank: int = 0, *, is_first_replica: bool = True) -> Owned:
+    """The record of a tensor that is cut over tp alone, and held by several tp groups of which one writes it."""
+    is_written = is_first_replica and ownership.is_counted_on(tp_rank)
+    return Owned(ownership.shape, ownership.intervals(tp_rank), tensor, is_written)
 
 
 Tensors = Mapping[str, Owned]
 """By name in the checkpoint."""
 
+Written = Mapping[str, TensorRecord]
+"""What one rank wrote: of each tensor the one piece."""
 
-def save_part(folder: Path, tensors: Tensors, rank: int, degree: int) -> int:
-    """Write the file of tp rank `rank`, and return its bytes.
+
+def save_part(folder: Path, tensors: Tensors, file: str) -> tuple[int, Written]:
+    """Write what this rank writes; return the bytes of the file, and what is in it.
 
     Raises:
         CheckpointError: it cannot be written.
     """
-    counted = {
-        name: owned.tensor
-        for name, owned in tensors.items()
-        if owned.ownership.is_counted_on(rank) and owned.tensor.numel()
-    }
-    return save_tensors(folder / file_name(rank, degree), counted)
-
-
-def build_index(step: int, tensors: Tensors, state: Mapping[str, Any], size_bytes: list[int]) -> Index:
-    """The index of the files that as many ranks wrote as there are sizes; the same on each of them."""
-    degree = len(size_bytes)
+    written = {name: owned for name, owned in tensors.items() if owned.is_written and owned.tensor.numel()}
     records = {
-        name: TensorRecord(
-            owned.ownership.shape,
-            str(owned.tensor.dtype).removeprefix("torch."),
-            list_pieces(owned.ownership, degree),
-        )
-        for name, owned in tensors.items()
+        name: TensorRecord(owned.shape, str(owned.tensor.dtype).removeprefix("torch."), (Piece(file, owned.intervals),))
+        for name, owned in written.items()
     }
-    return Index(step, records, {file_name(rank, degree): size for rank, size in enumerate(size_bytes)}, state)
+    size_bytes = save_tensors(folder / file, {name: owned.tensor for name, owned in written.items()}) if written else 0
+    return size_bytes, records
+
+
+def build_index(step: int, state: Mapping[str, Any], parts: Iterable[tuple[int, Written]]) -> Index:
+    """The index of what all ranks wrote, in rank order."""
+    records: dict[str, TensorRecord] = {}
+    files: dict[str, int] = {}
+    for size_bytes, written in parts:
+        for name, record in written.items():
+            before = records[name].pieces if name in records else ()
+            records[name] = replace(record, pieces=(*before, *record.pieces))
+            files[record.pieces[0].file] = size_bytes
+    return Index(step, records, files, state)
 
 
 def check_part(folder: Path, index: Index, tensors: Tensors) -> None:
@@ -70,17 +84,16 @@ def check_part(folder: Path, index: Index, tensors: Tensors) -> None:
 
 
 @torch.no_grad()
-def load_part(folder: Path, index: Index, tensors: Tensors, rank: int) -> None:
-    """Fill `tensors` with what tp rank `rank` owns, read from as many files as hold some of it.
+def load_part(folder: Path, index: Index, tensors: Tensors) -> None:
+    """Fill `tensors`, read from as many files as hold some of it.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
     reader = PieceReader(folder)
     for name, owned in tensors.items():
-        own = owned.ownership.intervals(rank)
         for piece in index.tensors[name].pieces:
-            copy_overlap(reader, name, piece, own, owned.tensor)
+            copy_overlap(reader, name, piece, owned.intervals, owned.tensor)
 
 
 def _check_fits(folder: Path, index: Index, tensors: Tensors) -> None:
@@ -90,9 +103,9 @@ def _check_fits(folder: Path, index: Index, tensors: Tensors) -> None:
         *(f"{name} is not in it" for name in tensors if name not in saved),
         *(f"{name} is in it, and the model has no such tensor" for name in sorted(saved - tensors.keys())),
         *(
-            f"{name} is {list(index.tensors[name].shape)} in it, and {list(owned.ownership.shape)} in the model"
+            f"{name} is {list(index.tensors[name].shape)} in it, and {list(owned.shape)} in the model"
             for name, owned in tensors.items()
-            if name in saved and index.tensors[name].shape != owned.ownership.shape
+            if name in saved and index.tensors[name].shape != owned.shape
         ),
     ]
     if problems:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from plait.checkpoint.index import Index
-from plait.checkpoint.names import INDEX, WRITING, folder_name, list_checkpoints, writing_name
+from plait.checkpoint.names import INDEX, WRITING, file_name, folder_name, list_checkpoints, writing_name
 from plait.checkpoint.part import Tensors, build_index, check_part, load_part, save_part
 from plait.checkpoint.safetensors import sync
 from plait.comm.agree import share, together
@@ -19,9 +19,9 @@ def save_checkpoint(
 ) -> Path:
     """Save a checkpoint, on every rank of the mesh, and return its folder.
 
-    The tp ranks at the first place on dp and cp write a file each; every element is written once, at its true size. All
-    of it goes to a folder beside that gets its name when it is complete, so that whatever fails, the checkpoints before
-    it stay as they are. Then only the newest `keep` are kept (0: all).
+    Every rank that has something to write writes a file; every element is written once, at its true size. All of it
+    goes to a folder beside that gets its name when it is complete, so that whatever fails, the checkpoints before it
+    stay as they are. Then only the newest `keep` are kept (0: all).
 
     Raises:
         CheckpointError: on every rank, if any of them could not write.
@@ -32,12 +32,11 @@ def save_checkpoint(
             if mesh.rank == 0:
                 _build_folder(writing, final)
         with together(mesh):
-            is_writer = mesh.dp_cp.rank == 0
-            size_bytes = save_part(writing, tensors, mesh.tp.rank, mesh.tp.degree) if is_writer else 0
-        sizes = share(size_bytes, mesh)[: mesh.tp.degree]
+            part = save_part(writing, tensors, file_name(mesh.rank, mesh.shape.world_size))
+        parts = share(part, mesh)
         with together(mesh):
             if mesh.rank == 0:
-                _publish(writing, final, build_index(step, tensors, state, sizes))
+                _publish(writing, final, build_index(step, state, parts))
                 _prune(directory, keep)
     except BaseException:
         if mesh.rank == 0:
@@ -59,7 +58,7 @@ def load_checkpoint(folder: Path, tensors: Tensors, mesh: Mesh) -> Index:
         index = Index.from_folder(folder)
         check_part(folder, index, tensors)
     with together(mesh):
-        load_part(folder, index, tensors, mesh.tp.rank)
+        load_part(folder, index, tensors)
     return index
 
 

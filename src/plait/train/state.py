@@ -11,7 +11,7 @@ from torch import Tensor
 
 from plait.checkpoint.index import Index
 from plait.checkpoint.names import find_latest, history_name, model_name, optimizer_name
-from plait.checkpoint.part import Owned
+from plait.checkpoint.part import Owned, build_owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.checkpoint.weights import derive_fingerprint
 from plait.comm.agree import share, together
@@ -148,31 +148,32 @@ def list_tensors(trainer: Trainer) -> dict[str, Owned]:
     ownership = ownership_of(trainer.model)
     tensors = [(model_name, fqn, master) for fqn, master in trainer.optimizer.masters.items()]
     tensors += [(partial(optimizer_name, kind), fqn, moment) for kind, fqn, moment in trainer.optimizer.moments()]
-    histories = _find_histories(trainer)
-    shared = (
-        {}
-        if histories is None
-        else {
-            name: Owned(Ownership(name, (histories.length,)), values)
-            for name, values in zip(map(history_name, histories.names), histories.values, strict=True)
-        }
-    )
-    return shared | {
-        build_name(part): Owned(replace(owned.ownership, name=build_name(part)), owned.tensor)
+    listed = {
+        build_name(part): owned
         for build_name, fqn, tensor in tensors
         for part, owned in _list_parts(trainer, ownership[fqn], tensor.detach())
     }
+    histories = _find_histories(trainer)
+    if histories is not None:
+        for name, values in zip(map(history_name, histories.names), histories.values, strict=True):
+            listed[name] = _own(trainer, Ownership(name, (histories.length,)), values)
+    return listed
+
+
+def _own(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Owned:
+    mesh = trainer.mesh
+    return build_owned(ownership, tensor, mesh.tp.rank, is_first_replica=mesh.dp_cp.rank == 0)
 
 
 def _list_parts(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Iterator[tuple[str, Owned]]:
     """What of a tensor has a name of its own in a checkpoint: all of it, or views of its parts."""
     parts = trainer.parts.get(ownership.name)
     if parts is None:
-        yield ownership.name, Owned(ownership, tensor)
+        yield ownership.name, _own(trainer, ownership, tensor)
         return
     for fqn, stored in parts:
         part = take_part(tensor, stored)
-        yield fqn, Owned(Ownership(fqn, tuple(part.shape)), part)
+        yield fqn, _own(trainer, Ownership(fqn, tuple(part.shape)), part)
 
 
 def _find_histories(trainer: Trainer) -> AmaxHistories | None:

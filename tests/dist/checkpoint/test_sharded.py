@@ -1,5 +1,6 @@
 import resource
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from plait.checkpoint.names import list_checkpoints
-from plait.checkpoint.part import Owned, Tensors
+from plait.checkpoint.part import Tensors, build_owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import Mesh, build_mesh
@@ -23,7 +24,11 @@ def _build_tensors(mesh: Mesh, size: int = 11) -> Tensors:
     whole = Ownership("whole", (size,))
     own = cut.intervals(mesh.tp.rank)[0]
     values = torch.arange(3.0 * size).view(size, 3)[own.start : own.stop].clone()
-    return {"cut": Owned(cut, values), "whole": Owned(whole, torch.arange(float(size)))}
+    tensors = {cut: values, whole: torch.arange(float(size))}
+    is_first = mesh.dp_cp.rank == 0
+    return {
+        each.name: build_owned(each, tensor, mesh.tp.rank, is_first_replica=is_first) for each, tensor in tensors.items()
+    }
 
 
 def _save(folder: Path, step: int, shape: MeshShape, size: int = 11) -> Path:
@@ -34,7 +39,7 @@ def _save(folder: Path, step: int, shape: MeshShape, size: int = 11) -> Path:
 def _load(folder: Path, shape: MeshShape, size: int = 11) -> bool:
     mesh = build_mesh(shape)
     expected = _build_tensors(mesh, size)
-    read = {name: Owned(owned.ownership, torch.zeros_like(owned.tensor)) for name, owned in expected.items()}
+    read = {name: replace(owned, tensor=torch.zeros_like(owned.tensor)) for name, owned in expected.items()}
     load_checkpoint(folder, read, mesh)
     return all(torch.equal(read[name].tensor, expected[name].tensor) for name in read)
 
@@ -44,8 +49,8 @@ def test_one_replica_of_the_data_parallel_ranks_writes_and_all_read(ranks: Ranks
     assert len(set(saved)) == 1
     assert sorted(path.name for path in saved[0].iterdir()) == [
         "index.json",
-        "tp-00000-of-00002.safetensors",
-        "tp-00001-of-00002.safetensors",
+        "tp-00000-of-00004.safetensors",
+        "tp-00001-of-00004.safetensors",
     ]
     for shape in (MeshShape(dp_replicate=2, tp=2), MeshShape(tp=4), MeshShape(dp_replicate=4)):
         assert ranks(4).call(_load, folder=saved[0], shape=shape) == [True] * 4

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from plait.checkpoint.index import Index
 from plait.checkpoint.names import model_name
-from plait.checkpoint.part import Owned
+from plait.checkpoint.part import build_owned
 from plait.checkpoint.sharded import load_checkpoint
 from plait.cli.main import main
 from plait.comm.launch import LocalRanks
@@ -94,7 +94,7 @@ def _find_unlike(path: Path, checkpoint: Path, tp: int) -> list[str]:
     expected = {name: param.detach().clone() for name, param in model.named_parameters()}
     ownership = ownership_of(model)
     owned = {
-        model_name(name): Owned(ownership[name], param.detach().zero_()) for name, param in model.named_parameters()
+        model_name(name): build_owned(ownership[name], param.detach().zero_(), mesh.tp.rank) for name, param in model.named_parameters()
     }
     load_checkpoint(checkpoint, owned, mesh)
     return [name for name, param in model.named_parameters() if not torch.equal(param, expected[name])]
@@ -204,7 +204,7 @@ def test_what_was_trained_here_is_written_for_everybody_with_its_tokenizer(
     origin = open_checkpoint(checkpoint)
     assert isinstance(origin.native, LlamaConfig)
     model = build_model(origin.native)
-    ours = {name: Owned(Ownership(name, tuple(p.shape)), p.detach()) for name, p in model.named_parameters()}
+    ours = {name: build_owned(Ownership(name, tuple(p.shape)), p.detach()) for name, p in model.named_parameters()}
     load_checkpoint(checkpoint, {model_name(name): owned for name, owned in ours.items()}, build_mesh(MeshShape()))
     tokens = torch.arange(12).view(1, 12)
     with torch.no_grad():

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.checkpoint.index import Index
-from plait.checkpoint.part import Owned, Tensors, build_index, check_part, load_part, save_part
+from plait.checkpoint.names import file_name
+from plait.checkpoint.part import Tensors, build_index, build_owned, check_part, load_part, save_part
 from plait.config.model import GptConfig
 from plait.config.presets import load_preset
 from plait.contract.model import derive_ownership
@@ -27,22 +28,22 @@ def _build_full(ownership: dict[str, Ownership], seed: int) -> dict[str, torch.T
 
 
 def _cut(full: dict[str, torch.Tensor], ownership: dict[str, Ownership], rank: int) -> Tensors:
-    return {name: Owned(owned, shard_tensor(full[name], owned, rank)) for name, owned in ownership.items()}
+    return {name: build_owned(owned, shard_tensor(full[name], owned, rank), rank) for name, owned in ownership.items()}
 
 
 def _save(folder: Path, parts: list[Tensors]) -> None:
     folder.mkdir()
-    sizes = [save_part(folder, part, rank, len(parts)) for rank, part in enumerate(parts)]
-    (folder / "index.json").write_text(build_index(1, parts[0], {}, sizes).to_json())
+    written = [save_part(folder, part, file_name(rank, len(parts))) for rank, part in enumerate(parts)]
+    (folder / "index.json").write_text(build_index(1, {}, written).to_json())
 
 
 def _load(folder: Path, ownership: dict[str, Ownership], degree: int) -> list[Tensors]:
     parts: list[Tensors] = []
     for rank in range(degree):
-        part = {n: Owned(o, torch.full(o.local_shape(rank), torch.nan)) for n, o in ownership.items()}
+        part = {n: build_owned(o, torch.full(o.local_shape(rank), torch.nan), rank) for n, o in ownership.items()}
         index = Index.from_folder(folder)
         check_part(folder, index, part)
-        load_part(folder, index, part, rank)
+        load_part(folder, index, part)
         parts.append(part)
     return parts
 
@@ -80,7 +81,7 @@ def test_files_hold_every_element_once_at_true_sizes(tmp_path: Path) -> None:
 def test_the_moments_need_not_be_read_to_read_the_model(tmp_path: Path) -> None:
     model = Ownership("model/w", (4,))
     moment = Ownership("optimizer/exp_avg/w", (4,))
-    both = {owned.name: Owned(owned, torch.arange(4.0)) for owned in (model, moment)}
+    both = {owned.name: build_owned(owned, torch.arange(4.0)) for owned in (model, moment)}
     _save(tmp_path / "a", [both])
     (part,) = _load(tmp_path / "a", {"model/w": model}, 1)
     assert torch.equal(part["model/w"].tensor, torch.arange(4.0))
@@ -91,9 +92,9 @@ def test_every_bit_of_every_dtype_survives(tmp_path: Path, dtype: torch.dtype) -
     ownership = Ownership("w", (3, 5))
     bits = torch.randint(-(2**31), 2**31 - 1, (3, 5 * dtype.itemsize // 2), generator=torch.Generator().manual_seed(1))
     tensor = bits.to(torch.int16).view(dtype)
-    _save(tmp_path / "a", [{"w": Owned(ownership, tensor)}])
-    target = {"w": Owned(ownership, torch.zeros_like(tensor))}
-    load_part(tmp_path / "a", Index.from_folder(tmp_path / "a"), target, 0)
+    _save(tmp_path / "a", [{"w": build_owned(ownership, tensor)}])
+    target = {"w": build_owned(ownership, torch.zeros_like(tensor))}
+    load_part(tmp_path / "a", Index.from_folder(tmp_path / "a"), target)
     assert torch.equal(target["w"].tensor.view(torch.int16), tensor.view(torch.int16))
 
 
@@ -114,7 +115,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_its_differences(tmp_path:
 def test_a_file_that_does_not_hold_what_the_index_says_is_refused(tmp_path: Path) -> None:
     """As long as it should be, but of another checkpoint."""
     for name, value in (("a", 1.0), ("b", 2.0)):
-        _save(tmp_path / name, [{name: Owned(Ownership(name, (4,)), torch.full((4,), value))}])
+        _save(tmp_path / name, [{name: build_owned(Ownership(name, (4,)), torch.full((4,), value))}])
     other = tmp_path / "b" / "tp-00000-of-00001.safetensors"
     other.replace(tmp_path / "a" / other.name)
     with pytest.raises(CheckpointError, match=r"does not hold what the index says: a"):

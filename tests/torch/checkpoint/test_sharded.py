@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from plait.checkpoint.names import find_latest, list_checkpoints
-from plait.checkpoint.part import Owned, Tensors
+from plait.checkpoint.part import Tensors, build_owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.comm.mesh import build_mesh
 from plait.errors import CheckpointError
@@ -18,7 +18,7 @@ MESH = build_mesh(MeshShape())
 
 
 def _tensors(value: float, *, size: int = 4) -> Tensors:
-    return {"w": Owned(Ownership("w", (size,)), torch.full((size,), value))}
+    return {"w": build_owned(Ownership("w", (size,)), torch.full((size,), value))}
 
 
 def _save(folder: Path, step: int, tensors: Tensors, keep: int = 0) -> Path:
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncate", "remove", "another model"])
 def test_nothing_is_overwritten_by_a_checkpoint_that_cannot_be_used(tmp_path: Path, damage: str) -> None:
     ownership = {name: Ownership(name, (4,)) for name in ("first", "second")}
-    saved = _save(tmp_path, 2, {n: Owned(o, torch.ones(4)) for n, o in ownership.items()})
+    saved = _save(tmp_path, 2, {n: build_owned(o, torch.ones(4)) for n, o in ownership.items()})
     (file,) = saved.glob("*.safetensors")
     if damage == "truncate":
         file.write_bytes(file.read_bytes()[:-1])
@@ -88,7 +88,7 @@ def test_nothing_is_overwritten_by_a_checkpoint_that_cannot_be_used(tmp_path: Pa
         file.unlink()
     else:
         ownership["second"] = Ownership("second", (5,))
-    target = {name: Owned(owned, torch.zeros(owned.shape)) for name, owned in ownership.items()}
+    target = {name: build_owned(owned, torch.zeros(owned.shape)) for name, owned in ownership.items()}
     with pytest.raises(CheckpointError):
         load_checkpoint(saved, target, MESH)
     assert not any(owned.tensor.any() for owned in target.values())

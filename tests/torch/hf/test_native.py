@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from plait.checkpoint.names import model_name
-from plait.checkpoint.part import Owned
+from plait.checkpoint.part import Tensors, build_owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.comm.mesh import build_mesh
 from plait.config import GptConfig, load_preset
@@ -37,9 +37,9 @@ def _quiet(total: int) -> object:
     return lambda size_bytes: None
 
 
-def _own(model: torch.nn.Module) -> dict[str, Owned]:
+def _own(model: torch.nn.Module) -> Tensors:
     return {
-        model_name(name): Owned(Ownership(model_name(name), tuple(param.shape)), param.detach())
+        model_name(name): build_owned(Ownership(model_name(name), tuple(param.shape)), param.detach())
         for name, param in model.named_parameters()
     }
 
