@@ -6,6 +6,9 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from plait.config.section import Count, Every, Probability, Section
 
+Recompute = Literal["none", "selective", "full"]
+"""What is computed again in backward: nothing, the attention core, or every block from its input."""
+
 
 class TrainConfig(Section):
     """Batch, optimizer, schedule and what is written when."""
@@ -18,6 +21,8 @@ class TrainConfig(Section):
     gradient_accumulation: Count = 1
     """Micro-batches whose gradients are added up before a step."""
 
+    recompute: Recompute = "none"
+    """What backward computes again instead of keeping it: nothing, the core of attention, or every block."""
     compile: bool = False
     """Whether torch.compile makes every block one graph; the first step of each batch shape takes longer."""
 

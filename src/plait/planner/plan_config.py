@@ -10,9 +10,7 @@ from plait.config.parallel import ParallelConfig
 from plait.config.precision import FloatFormat, PrecisionConfig
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import RECIPES, Recipe, RecipeName
-
-Recompute = Literal["none", "selective", "full"]
-"""What is computed again in backward: nothing, the attention core, or every block from its input."""
+from plait.config.train import Recompute
 
 Quantization = Literal[RecipeName, "fp8_rowwise"]
 """In which form GEMMs of linears in blocks read their operands: a recipe of a run, or a scale for each row, which only

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from plait.config.overlap import OverlapConfig
 from plait.config.precision import FloatFormat
-from plait.planner.plan_config import Loss, Quantization, Recompute, Sharded
+from plait.config.train import Recompute
+from plait.planner.plan_config import Loss, Quantization, Sharded
 from plait.planner.score.row import NotCovered, Row
 
 _NONE = OverlapConfig(policy="disabled")

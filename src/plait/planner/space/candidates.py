@@ -7,7 +7,8 @@ from typing import Any, get_args
 from plait.config.model import ModelConfig
 from plait.config.overlap import OverlapConfig
 from plait.config.recipe import RECIPES
-from plait.planner.plan_config import PlanConfig, Recompute, Sharded
+from plait.config.train import Recompute
+from plait.planner.plan_config import PlanConfig, Sharded
 from plait.planner.space.degrees import Degrees, Task, list_divisors
 from plait.planner.space.fixed import Fixed
 from plait.planner.stages import ENDS_AS_BLOCKS

@@ -9,8 +9,9 @@ from plait.config.file.toml import load_overrides
 from plait.config.overlap import OverlapConfig
 from plait.config.precision import FloatFormat, PrecisionConfig
 from plait.config.section import Section, list_problems
+from plait.config.train import Recompute
 from plait.errors import ConfigError, describe_nearest
-from plait.planner.plan_config import Loss, Quantization, Recompute, Sharded
+from plait.planner.plan_config import Loss, Quantization, Sharded
 
 COUNTS = ("tp", "cp", "pp", "dp", "dp_replicate", "dp_shard", "interleave", "micro_batch")
 _FLAGS = ("sequence_parallel", "fused_attention", "overlaps_gradients", "overlaps_sends")
