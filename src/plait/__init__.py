@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from plait.comm.launch import LocalRanks
-    from plait.comm.mesh import build_mesh
+    from plait.comm.mesh.build import build_mesh
     from plait.config.overlap import OverlapConfig
     from plait.config.quantization import QuantizationConfig
     from plait.contract.plan import (
@@ -107,7 +107,7 @@ __all__ = [
 
 _MODULES = {
     "LocalRanks": "plait.comm.launch",
-    "build_mesh": "plait.comm.mesh",
+    "build_mesh": "plait.comm.mesh.build",
     "OverlapConfig": "plait.config.overlap",
     "QuantizationConfig": "plait.config.quantization",
     "Activation": "plait.contract.plan",
