@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from plait import errors
 from plait.cli.main import group
+from plait.config.axis.pipeline import PipelineConfig
 from plait.config.data import DataConfig
 from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.hf.lora import LoraConfig
@@ -46,6 +47,7 @@ SECTIONS: dict[str, type[Section]] = {
     "model (path = a Hugging Face directory)": CheckpointModel,
     "model.lora": LoraConfig,
     "parallel": ParallelConfig,
+    "pipeline": PipelineConfig,
     "overlap": OverlapConfig,
     "precision": PrecisionConfig,
     "quantization": QuantizationConfig,

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from plait.config.axis.pipeline import PipelineConfig
     from plait.config.data import DataConfig
     from plait.config.hf.checkpoint import CheckpointModel
     from plait.config.load import load_run_config, load_training_config
@@ -30,6 +31,7 @@ __all__ = [
     "ModelConfig",
     "OverlapConfig",
     "ParallelConfig",
+    "PipelineConfig",
     "PrecisionConfig",
     "Preset",
     "QuantizationConfig",
@@ -51,6 +53,7 @@ _MODULES = {
     "ModelConfig": "model",
     "OverlapConfig": "overlap",
     "ParallelConfig": "parallel",
+    "PipelineConfig": "axis.pipeline",
     "PrecisionConfig": "precision",
     "Preset": "presets",
     "QuantizationConfig": "quantization",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from plait.config.axis.pipeline import list_pipeline_conflicts
 from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.model import GptConfig, LlamaConfig
 from plait.config.overlap import OverlapConfig
@@ -197,6 +198,7 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("model", "parallel"): _list_degree_conflicts,
     ("model", "train"): _list_length_conflicts,
     ("model", "parallel", "train"): _list_token_conflicts,
+    ("model", "parallel", "pipeline", "train"): list_pipeline_conflicts,
     ("model", "train", "quantization"): _list_compile_conflicts,
     ("model", "quantization"): _list_kept_conflicts,
     ("model", "parallel", "quantization"): list_block_conflicts,

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from plait.config.axis.pipeline import PipelineConfig
 from plait.config.conflicts import list_conflicts
 from plait.config.data import DataConfig
 from plait.config.file.source import derive_model_fields, load_source
@@ -27,6 +28,7 @@ from plait.errors import ConfigError, describe_nearest
 
 _SECTIONS: dict[str, type[Section]] = {
     "parallel": ParallelConfig,
+    "pipeline": PipelineConfig,
     "overlap": OverlapConfig,
     "precision": PrecisionConfig,
     "quantization": QuantizationConfig,

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from plait.config.axis.pipeline import PipelineConfig
 from plait.config.conflicts import list_conflicts
 from plait.config.data import DataConfig
 from plait.config.hf.checkpoint import CheckpointModel
@@ -27,6 +28,7 @@ class AnyRun(Section):
     """Folder of all runs; this one writes to `out_dir/name`."""
     model: Any
     parallel: ParallelConfig = ParallelConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     overlap: OverlapConfig = OverlapConfig()
     precision: PrecisionConfig = PrecisionConfig()
     quantization: QuantizationConfig = QuantizationConfig()

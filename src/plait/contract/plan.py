@@ -17,8 +17,8 @@
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from plait.errors import ConfigError, describe_nearest
@@ -142,7 +142,8 @@ class Plan:
 
     A role may be given by its name (`"column"`) where it needs no arguments. `regions` are modules that are entered as
     a whole: their input is gathered once (in all-reduce mode: is used by each rank for itself from there on), all
-    columns below that have a group multiply it then, and the rest of the module sees it whole.
+    columns below that have a group multiply it then, and the rest of the module sees it whole. `num_blocks` is how many
+    blocks the whole model has, where the plan is for a part of it.
 
     Raises:
         ConfigError: something that is no role.
@@ -151,6 +152,7 @@ class Plan:
     roles: Mapping[str, Role | str]
     sequence_parallel: bool = True
     regions: tuple[str, ...] = ()
+    num_blocks: int | None = None
     resolved: Mapping[str, Role] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -165,6 +167,12 @@ class Plan:
         parts = path.split(".")
         above = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return next((place for place in above if any(is_match(pattern, place) for pattern in self.regions)), None)
+
+    def select(self, names: Collection[str], num_blocks: int) -> "Plan":
+        """The same for modules `names`, a part of a model of `num_blocks` blocks: without what is not there."""
+        roles = {pattern: role for pattern, role in self.roles.items() if any(is_match(pattern, n) for n in names)}
+        regions = tuple(pattern for pattern in self.regions if any(is_match(pattern, name) for name in names))
+        return replace(self, roles=roles, regions=regions, num_blocks=num_blocks)
 
     @property
     def activation(self) -> Placement:

@@ -70,17 +70,22 @@ def select_linears(quantization: "QuantizationConfig", roles: Mapping[str, Role]
     Raises:
         ConfigError: no linear is left to quantize.
     """
-    recipe = quantization.resolved
-    if recipe is None:
-        return {}
-    selected = {name: recipe for name, role in roles.items() if _is_selected(quantization, name, role, num_blocks)}
-    if not selected:
+    selected = find_selected(quantization, roles, num_blocks)
+    if not selected and quantization.resolved is not None:
         raise ConfigError(
             f"quantization.recipe = {quantization.recipe!r} quantizes nothing: of {num_blocks} blocks the first "
             f"{quantization.keep_first} and the last {quantization.keep_last} are kept as they are",
             hint="lower quantization.keep_first and quantization.keep_last",
         )
     return selected
+
+
+def find_selected(quantization: "QuantizationConfig", roles: Mapping[str, Role], num_blocks: int) -> dict[str, Recipe]:
+    """As `select_linears`, of a part of a model of `num_blocks` blocks, in which nothing may be selected."""
+    recipe = quantization.resolved
+    if recipe is None:
+        return {}
+    return {name: recipe for name, role in roles.items() if _is_selected(quantization, name, role, num_blocks)}
 
 
 def is_block_selected(quantization: "QuantizationConfig", index: int, num_blocks: int) -> bool:
@@ -94,7 +99,7 @@ def align_plan(plan: Plan, recipe: Recipe) -> Plan:
     if unit == 1:
         return plan
     roles: dict[str, Role | str] = {pattern: _align(role, unit) for pattern, role in plan.resolved.items()}
-    return Plan(roles, plan.sequence_parallel, plan.regions)
+    return replace(plan, roles=roles)
 
 
 def list_torn_blocks(recipe: Recipe, weight: Ownership) -> list[str]:

@@ -1,5 +1,7 @@
 """The GPT-2 family: LayerNorm before each part, biases, learned positions, GELU and dropout."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -28,11 +30,22 @@ class GptModel(nn.Module):
     def forward(self, tokens_BS: Tensor) -> Tensor:
         """Return the logits of the token after each."""
         size_BS = (tokens_BS.shape[0], tokens_BS.shape[1])
-        positions_T = self._build_positions(*size_BS, tokens_BS.device)
+        return self.predict(self.run_blocks(self.embed(tokens_BS), size_BS, self.layers.children()))
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """What the first block reads, `[T, D]`."""
+        positions_T = self._build_positions(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device)
         x_TD = self.embedding(tokens_BS.flatten()) + self.position_embedding(positions_T)
-        x_TD = self.embedding_dropout(x_TD)
-        for layer in self.layers:
-            x_TD = layer(x_TD, size_BS)
+        return self.embedding_dropout(x_TD)
+
+    def run_blocks(self, x_TD: Tensor, size_BS: tuple[int, int], blocks: Iterable[nn.Module]) -> Tensor:
+        """Some consecutive blocks."""
+        for block in blocks:
+            x_TD = block(x_TD, size_BS)
+        return x_TD
+
+    def predict(self, x_TD: Tensor) -> Tensor:
+        """From what the last block gives to logits."""
         return self.head(self.norm(x_TD))
 
     def _build_positions(self, batch: int, seq_len: int, device: torch.device) -> Tensor:

@@ -1,5 +1,7 @@
 """The Llama family (Touvron et al., arXiv:2302.13971), which Qwen2 (biases on q, k, v) and SmolLM2 are members of."""
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
 
 from plait.config.model import LlamaConfig
@@ -24,10 +26,21 @@ class LlamaModel(nn.Module):
     def forward(self, tokens_BS: Tensor) -> Tensor:
         """Return the logits of the token after each."""
         size_BS = (tokens_BS.shape[0], tokens_BS.shape[1])
-        x_TD = self.embedding(tokens_BS.flatten())
+        return self.predict(self.run_blocks(self.embed(tokens_BS), size_BS, self.layers.children()))
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        """What the first block reads, `[T, D]`."""
+        return self.embedding(tokens_BS.flatten())
+
+    def run_blocks(self, x_TD: Tensor, size_BS: tuple[int, int], blocks: Iterable[nn.Module]) -> Tensor:
+        """Some consecutive blocks."""
         rope = build_rope_tables(self.config, size_BS[1], like=x_TD)
-        for layer in self.layers:
-            x_TD = layer(x_TD, size_BS, rope)
+        for block in blocks:
+            x_TD = block(x_TD, size_BS, rope)
+        return x_TD
+
+    def predict(self, x_TD: Tensor) -> Tensor:
+        """From what the last block gives to logits."""
         return self.head(self.norm(x_TD))
 
 

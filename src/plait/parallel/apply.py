@@ -93,7 +93,7 @@ def parallelize(
     ownership = match.derive_ownership(model, roles, mesh.tp.degree, plan)
     roles, names = match.drop_aliases(model, roles), match.canonical_names(model)
     weights = {name: ownership[names[f"{name}.weight"]] for name in roles if f"{name}.weight" in names}
-    precision = build_precision(quantization, model, mesh, roles, weights, is_kept)
+    precision = build_precision(quantization, model, mesh, roles, weights, is_kept, plan.num_blocks)
     _swap(model, _build_dropouts(model, roles))
     matmul = CollectiveMatmul(mesh, OverlapConfig.model_validate(overlap)) if mesh.tp.degree > 1 else None
     if matmul is not None:

@@ -13,11 +13,12 @@ from plait.planner.memory.static import count_stage_parameters
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import derive_planned_model, is_attention, list_recipe_problems
 from plait.planner.prediction import Prediction
-from plait.planner.stages import ENDS_AS_BLOCKS, derive_stages
+from plait.planner.stages import derive_stages
 from plait.planner.step.block import build_layers
 from plait.planner.step.circumstance import Circumstance
 from plait.planner.step.data_parallel import build_data_parallel, build_optimizer
 from plait.planner.step.pipeline import build_pipeline
+from plait.sharding import ENDS_AS_BLOCKS
 
 _MANY_CHUNKS = 4
 """Of a pipeline's rank; nobody measured a step with more."""

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-ENDS_AS_BLOCKS = 2
-"""Embedding and head, where they count as a block each so that blocks can be shared out."""
+from plait.sharding import share_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +28,7 @@ class Stage:
 def derive_stages(num_layers: int, pp: int, interleave: int, num_micro_batches: int) -> tuple[Stage, ...]:
     """The stages from first to last.
 
-    Blocks that do not divide are shared out as if embedding and head were a block each (Llama 3's 126 over 8 * 16), or
-    else the first ranks have one more.
+    Blocks that do not divide are shared out as runs share them out: `plait.sharding.share_layers`.
     """
     return tuple(
         Stage(
@@ -45,11 +43,9 @@ def derive_stages(num_layers: int, pp: int, interleave: int, num_micro_batches: 
 
 
 def _share_layers(num_layers: int, pp: int, num_chunks: int) -> list[int]:
-    if num_layers % num_chunks and (num_layers + ENDS_AS_BLOCKS) % num_chunks == 0 and pp > 1:
-        each = (num_layers + ENDS_AS_BLOCKS) // pp
-        return [each - (index in (0, pp - 1)) for index in range(pp)]
-    each, rest = divmod(num_layers, pp)
-    return [each + (index < rest) for index in range(pp)]
+    """The blocks of each rank: those of all its chunks."""
+    shares = share_layers(num_layers, num_chunks)
+    return [sum(map(len, shares[index::pp])) for index in range(pp)]
 
 
 def _count_in_flight(index: int, pp: int, interleave: int, num_micro_batches: int) -> float:

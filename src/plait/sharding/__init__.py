@@ -30,10 +30,20 @@ from plait.sharding.placement import (
     derive_gradient_placement,
 )
 from plait.sharding.redistribute import Kind, Transition, derive_transition, list_transitions
+from plait.sharding.stages import (
+    ENDS_AS_BLOCKS,
+    StagePart,
+    derive_parts,
+    find_idle_stage,
+    list_rank_stages,
+    select_parts,
+    share_layers,
+)
 
 __all__ = [
     "AXES",
     "COMBINED",
+    "ENDS_AS_BLOCKS",
     "MAX_TP",
     "Columns",
     "Coordinates",
@@ -54,13 +64,19 @@ __all__ = [
     "Replicate",
     "Shard",
     "Split",
+    "StagePart",
     "Transition",
     "build_head_splits",
     "build_split",
     "build_token_split",
     "derive_gradient_placement",
+    "derive_parts",
     "derive_transition",
+    "find_idle_stage",
     "find_token_unit",
     "list_parts",
+    "list_rank_stages",
     "list_transitions",
+    "select_parts",
+    "share_layers",
 ]

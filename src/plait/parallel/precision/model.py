@@ -14,7 +14,7 @@ from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import Recipe, RecipeName
 from plait.config.section import Problem, list_problems
 from plait.contract.plan import Plan, Role, Row
-from plait.contract.quantization import count_blocks, list_histories, list_torn_blocks, select_linears
+from plait.contract.quantization import count_blocks, find_selected, list_histories, list_torn_blocks, select_linears
 from plait.errors import ConfigError
 from plait.overlap.site import Precision
 from plait.parallel.precision.quantizer import RecipeQuantizer
@@ -131,17 +131,24 @@ def build_precision(
     roles: Mapping[str, Role],
     ownership: Mapping[str, Ownership],
     is_kept: Callable[[str], bool],
+    num_blocks: int | None,
 ) -> ModelPrecision | None:
     """What of a model is quantized; None where nothing is.
 
     `roles` and `ownership` are of modules and of their weights, by one name each; `is_kept` says what else stays.
+    `num_blocks` is given where `model` is a part of one that has so many, and the part may have nothing to quantize.
 
     Raises:
         ConfigError: nothing would be quantized; blocks that are torn; a group only part of which is quantized; with
             `strict`, a device that emulates.
     """
     wanted = {name: role for name, role in roles.items() if not is_kept(name)}
-    recipes = select_linears(quantization, wanted, count_blocks(name for name, _ in model.named_modules()))
+    if num_blocks is None:
+        recipes = select_linears(quantization, wanted, count_blocks(name for name, _ in model.named_modules()))
+    else:
+        recipes = find_selected(quantization, wanted, num_blocks)
+    if quantization.resolved is not None:
+        mesh.token_unit = lcm(mesh.token_unit, quantization.resolved.token_unit)
     if not recipes:
         return None
     recipe = next(iter(recipes.values()))
@@ -158,7 +165,6 @@ def build_precision(
         check_strict(f"{next(iter(recipes))} and {len(recipes) - 1} more", kernels)
     names = list_histories(recipes)
     histories = AmaxHistories(names, recipe.amax_history, mesh.device) if names else None
-    mesh.token_unit = lcm(mesh.token_unit, recipe.token_unit)
     linears = {
         name: _build_linear(name, recipe, ownership[name], isinstance(roles[name], Row), mesh, histories)
         for name in recipes

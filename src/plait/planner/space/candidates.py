@@ -11,7 +11,7 @@ from plait.config.train import Recompute
 from plait.planner.plan_config import PlanConfig, Sharded
 from plait.planner.space.degrees import Degrees, Task, list_divisors
 from plait.planner.space.fixed import Fixed
-from plait.planner.stages import ENDS_AS_BLOCKS
+from plait.sharding import ENDS_AS_BLOCKS
 
 _DISABLED = OverlapConfig(policy="disabled")
 

@@ -10,8 +10,7 @@ from plait.planner.cluster import Cluster
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import derive_planned_model
 from plait.planner.space.fixed import Fixed
-from plait.planner.stages import ENDS_AS_BLOCKS
-from plait.sharding import MAX_TP
+from plait.sharding import ENDS_AS_BLOCKS, MAX_TP
 
 
 @dataclass(frozen=True, slots=True)

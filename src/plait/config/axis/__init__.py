@@ -1,0 +1,1 @@
+"""What axes of the mesh need to be told beside their degrees."""

@@ -1,0 +1,85 @@
+"""How layers are cut into pipeline stages, and in which order micro-batches go through them."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from plait.config.hf.checkpoint import CheckpointModel
+from plait.config.model import GptConfig, LlamaConfig
+from plait.config.parallel import ParallelConfig
+from plait.config.section import Count, Problem, Section
+from plait.config.train import TrainConfig
+from plait.sharding import derive_parts, find_idle_stage
+
+Schedule = Literal["1f1b", "interleaved", "zero_bubble", "gpipe"]
+
+IN_ROUNDS: tuple[Schedule, ...] = ("interleaved", "zero_bubble")
+"""Schedules by which a rank may have several stages, and does micro-batches in rounds of about as many as ranks."""
+
+
+class PipelineConfig(Section):
+    """The schedule of micro-batches through the stages of `parallel.pp` ranks; without effect where that is 1.
+
+    Micro-batches are those of `train.gradient_accumulation`.
+    """
+
+    schedule: Schedule = "1f1b"
+    """`1f1b` (one forward, one backward), `interleaved` (1f1b over several stages a rank), `zero_bubble` (gradients of
+    weights are computed where a rank would wait) or `gpipe` (all forwards, then all backwards)."""
+    stages_per_rank: Count = 1
+    """Stages on each rank, for `interleaved` (at least 2) and `zero_bubble`: more of them mean less waiting and more
+    sends."""
+
+
+def list_pipeline_conflicts(
+    model: LlamaConfig | GptConfig | CheckpointModel,
+    parallel: ParallelConfig,
+    pipeline: PipelineConfig,
+    train: TrainConfig,
+) -> Iterator[Problem]:
+    """Every stage must hold something, and every schedule has its own needs."""
+    if parallel.pp == 1:
+        if pipeline.stages_per_rank > 1:
+            yield Problem("pipeline.stages_per_rank", "there is no pipeline (parallel.pp = 1)", "raise parallel.pp")
+        return
+    if isinstance(model, CheckpointModel):
+        what = "a Hugging Face model is not cut into stages: only its own code knows what runs between its layers"
+        yield Problem("parallel.pp", what, "use parallel.tp or dp_shard for it")
+    yield from _list_stage_conflicts(model.num_layers, parallel.pp, pipeline)
+    refusal = find_refusal(pipeline.schedule, parallel.pp, train.gradient_accumulation)
+    if refusal is not None:
+        yield Problem("train.gradient_accumulation", refusal, f"use a multiple of parallel.pp = {parallel.pp}")
+    if pipeline.schedule == "zero_bubble" and train.compile:
+        yield Problem(
+            "pipeline.schedule",
+            "a compiled block has one backward, which zero_bubble would have to split",
+            "use interleaved or 1f1b, or set train.compile = false",
+        )
+
+
+def find_refusal(schedule: Schedule, pp: int, num_micro_batches: int) -> str | None:
+    """Why so many micro-batches a step cannot be scheduled over `pp` ranks, or None."""
+    if schedule == "1f1b" and num_micro_batches < pp:
+        return f"1f1b needs as many micro-batches as pipeline ranks, {pp}, and a step has {num_micro_batches}"
+    rounds = max(1, num_micro_batches // pp)
+    if schedule in IN_ROUNDS and num_micro_batches % rounds:
+        return f"{schedule}: {num_micro_batches} micro-batches cannot be done in {rounds} equal rounds over {pp} ranks"
+    return None
+
+
+def _list_stage_conflicts(num_layers: int, pp: int, pipeline: PipelineConfig) -> Iterator[Problem]:
+    each = pipeline.stages_per_rank
+    if pipeline.schedule == "interleaved" and each == 1:
+        text = 'schedule = "interleaved" takes turns between the stages of a rank, and there is one'
+        yield Problem("pipeline.stages_per_rank", text, "use 2 or more, or another schedule")
+    elif pipeline.schedule not in IN_ROUNDS and each > 1:
+        text = f'schedule = "{pipeline.schedule}" has one stage a rank'
+        yield Problem("pipeline.stages_per_rank", text, 'use pipeline.schedule = "interleaved"')
+    idle = find_idle_stage(derive_parts(num_layers, pp * each))
+    if idle is not None:
+        turns = f" times pipeline.stages_per_rank = {each}" if each > 1 else ""
+        yield Problem(
+            "parallel.pp",
+            f"{num_layers} blocks cannot be cut into {pp * each} stages: stage {idle.index} would have nothing"
+            f"{f' (parallel.pp = {pp}{turns})' if turns else ''}",
+            f"use at most {num_layers} stages",
+        )

@@ -1,0 +1,1 @@
+"""What a pipeline promises: which stage holds what, in which order a rank works, what is sent between stages."""

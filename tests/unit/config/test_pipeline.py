@@ -1,0 +1,81 @@
+"""The section `pipeline`, and what a pipeline needs of the other sections."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from plait.config import ParallelConfig, PipelineConfig, RunConfig, TrainConfig, load_preset
+from plait.config import parallel as parallel_module
+from plait.sharding import derive_parts, find_idle_stage, select_parts, share_layers
+
+MODEL = load_preset("llama-tiny").model_copy(update={"num_layers": 6})
+
+
+@pytest.fixture(autouse=True)
+def _opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_module, "NOT_YET", {})
+
+
+def _build(pp: int, num_micro_batches: int, **pipeline: Any) -> RunConfig:
+    return RunConfig(
+        model=MODEL,
+        parallel=ParallelConfig(pp=pp),
+        pipeline=PipelineConfig(**pipeline),
+        train=TrainConfig(gradient_accumulation=num_micro_batches),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pp", "num_micro_batches", "pipeline", "message"),
+    [
+        (4, 3, {}, r"1f1b needs as many micro-batches as pipeline ranks, 4, and a step has 3"),
+        (2, 5, {"schedule": "zero_bubble"}, r"zero_bubble: 5 micro-batches cannot be done in 2 equal rounds over 2"),
+        (2, 4, {"schedule": "interleaved"}, r"pipeline\.stages_per_rank: .* the stages of a rank, and there is one"),
+        (2, 4, {"stages_per_rank": 2}, r'pipeline\.stages_per_rank: schedule = "1f1b" has one stage a rank'),
+        (9, 9, {}, r"parallel\.pp: 6 blocks cannot be cut into 9 stages: stage 6 would have nothing"),
+        (1, 4, {"stages_per_rank": 2}, r"pipeline\.stages_per_rank: there is no pipeline"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused(
+    pp: int, num_micro_batches: int, pipeline: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        _build(pp, num_micro_batches, **pipeline)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])
+def test_other_schedules_take_fewer_micro_batches_than_ranks(schedule: str) -> None:
+    assert _build(4, 2, schedule=schedule).pipeline.schedule == schedule
+
+
+def test_compiled_blocks_have_no_split_backward() -> None:
+    with pytest.raises(ValidationError, match=r"pipeline\.schedule: a compiled block has one backward"):
+        RunConfig(
+            model=MODEL,
+            parallel=ParallelConfig(pp=2),
+            pipeline=PipelineConfig(schedule="zero_bubble"),
+            train=TrainConfig(gradient_accumulation=2, compile=True),
+        )
+
+
+@pytest.mark.parametrize("num_layers", range(1, 20))
+@pytest.mark.parametrize("num_stages", range(1, 9))
+def test_every_block_is_on_one_stage(num_layers: int, num_stages: int) -> None:
+    shares = share_layers(num_layers, num_stages)
+    assert [index for share in shares for index in share] == list(range(num_layers))
+    counts = [len(share) for share in shares]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_ends_count_as_blocks_where_blocks_do_not_divide_otherwise() -> None:
+    """Llama 3: 126 blocks over 16 ranks of 8 stages, embedding and head on stages of their own."""
+    parts = derive_parts(126, 128)
+    assert not parts[0].layers
+    assert not parts[-1].layers
+    assert find_idle_stage(parts) is None
+    assert [len(layers) for layers in share_layers(7, 3)] == [2, 3, 2]
+
+
+def test_a_rank_has_one_stage_of_each_round() -> None:
+    assert [list(part.layers) for part in select_parts(8, 2, 2, 1)] == [[2, 3], [6, 7]]
