@@ -68,7 +68,8 @@ def build_errors_page() -> str:
             parts.append(f"## `{kind.__name__}`\n\n{inspect.getdoc(kind)} Derived from {parents}.\n")
     parts.append(
         "## From the command line\n\nThe message goes to stderr after `error:`, the hint after a blank line. "
-        "Exit status: 0 all went well, 1 a verification failed, 2 something given cannot work, 130 interrupted.\n"
+        "Exit status: 0 all went well, 1 a verification failed, 2 something given cannot work, 3 a rank died, hung or "
+        "crashed (starting again may help), 130 interrupted.\n"
     )
     return "\n".join(parts)
 

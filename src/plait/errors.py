@@ -15,10 +15,14 @@ Each message says who, what, the values and why it matters; the hint says what t
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import ClassVar
 
 
 class PlaitError(Exception):
     """Base of everything plait raises on purpose; `hint` is one line on how to go on."""
+
+    exit_status: ClassVar[int] = 2
+    """Of a command that ends with it: something given cannot work, and would not if it were started again."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint)
@@ -64,6 +68,9 @@ class ContractError(PlaitError):
 class TransportError(PlaitError):
     """A collective or a rank failed."""
 
+    exit_status = 3
+    """Whoever started the command may start it again: nothing was wrong with what it was given."""
+
 
 class TransportTimeout(TransportError):
     """A collective was not joined by every rank in time."""
@@ -75,6 +82,8 @@ class CheckpointError(PlaitError):
 
 class VerificationError(PlaitError):
     """A sharded model that is not equal to the unsharded one."""
+
+    exit_status = 1
 
 
 def describe_nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:

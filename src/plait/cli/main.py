@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from plait import __version__
-from plait.errors import ConfigError, PlaitError, VerificationError, describe_nearest
+from plait.errors import ConfigError, PlaitError, describe_nearest
 
 _SUMMARIES = {
     "bench": "Measure on this machine, against the limit",
@@ -70,7 +70,8 @@ def group() -> None:
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit.
 
-    0 all went well, 1 a verification failed, 2 something given cannot work, 130 interrupted.
+    0 all went well, 1 a verification failed, 2 something given cannot work, 3 a rank died, hung or crashed, 130
+    interrupted.
     """
     if sys.stdout is None:  # closed by the shell, `>&-`: there is nobody to print for
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
@@ -78,7 +79,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         status = group.main(args, prog_name="plait", standalone_mode=False)
     except PlaitError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(1 if isinstance(error, VerificationError) else 2)
+        sys.exit(error.exit_status)
     except click.ClickException as error:
         click.echo(f"error: {_describe_usage(error)}", err=True)
         sys.exit(2)

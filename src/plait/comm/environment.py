@@ -24,6 +24,8 @@ class Launch:
     master_port: int = 0
     holds_store: bool = False
     """Whether this rank has to hold the rendezvous store; with torchrun its agent may."""
+    has_agent_store: bool = False
+    """Whether torchrun's agent holds it."""
     attempt: int = 0
     """Times that torchrun has restarted the ranks."""
 
@@ -62,6 +64,7 @@ def first_host(nodelist: str) -> str:
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> Launch:
+    has_agent_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     launch = Launch(
         "torchrun",
         world_size=_integer(environ, "WORLD_SIZE"),
@@ -69,7 +72,8 @@ def _read_torchrun(environ: Mapping[str, str]) -> Launch:
         local_rank=_integer(environ, "LOCAL_RANK" if "LOCAL_RANK" in environ else "RANK"),
         master_addr=_text(environ, "MASTER_ADDR"),
         master_port=_integer(environ, "MASTER_PORT"),
-        holds_store=environ["RANK"] == "0" and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        holds_store=environ["RANK"] == "0" and not has_agent_store,
+        has_agent_store=has_agent_store,
         attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
     return _checked(launch, "RANK", "WORLD_SIZE")

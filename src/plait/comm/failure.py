@@ -19,6 +19,8 @@ from plait.errors import PlaitError, TransportError, TransportTimeout
 GRACE_S = 3.0
 """For the other ranks to say what they saw, once one has failed."""
 
+_TORCH_ERRORS = frozenset(("DistBackendError", "DistNetworkError", "DistStoreError"))
+
 _CALLERS = (str(Path(__file__).parent), contextlib.__file__)
 
 
@@ -29,6 +31,8 @@ class Outcome(StrEnum):
     RAISED = "raised"
     DIED = "died"
     ABSENT = "absent"
+    WENT_ON = "went on"
+    """It noticed nothing of the failure, as it hangs or computes, until it was ended."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class RankReport:
     @classmethod
     def of_error(cls, rank: int, error: BaseException) -> Self:
         """A rank that raised `error`; the frames that only called what failed are left out."""
+        error = _take_for_transport(error)
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_CALLERS):
             frames = frames.tb_next
@@ -70,11 +75,21 @@ class RankReport:
         return isinstance(self.error, TransportError)
 
 
+def _take_for_transport(error: BaseException) -> BaseException:
+    """What torch raises by itself when it lost another rank: parts of it communicate without our wrapper."""
+    text = str(error)
+    is_ours = isinstance(error, PlaitError) or not isinstance(error, RuntimeError)
+    if is_ours or not (type(error).__name__ in _TORCH_ERRORS or "gloo/" in text):
+        return error
+    kind = TransportTimeout if "timed out" in text.lower() else TransportError
+    return kind(text.partition("\n")[0]).with_traceback(error.__traceback__)
+
+
 def build_failure(reports: Sequence[RankReport]) -> PlaitError:
     """The error to raise for a group of ranks of which not every one returned.
 
     What ranks raised on purpose (a PlaitError) stays that error, said once. All else is a TransportError that shows the
-    error and the last collective of every rank.
+    error and the last collective of every rank; and the tracebacks of those that caused it, not of those that noticed.
     """
     on_purpose = [report for report in reports if report.error is not None and not report.is_transport]
     has_crashed = any(
@@ -87,7 +102,8 @@ def build_failure(reports: Sequence[RankReport]) -> PlaitError:
     kind, heading, culprits = _name_cause(reports, mismatch)
     rest = [report for report in reports if report not in culprits]
     rows = "".join(f"\n  {_describe(report)}" for report in [*culprits, *rest])
-    tracebacks = "".join(f"\n\n{names}\n{text}" for names, text in _group_tracebacks([*culprits, *rest]))
+    told = [*culprits, *(report for report in rest if not report.is_transport)]
+    tracebacks = "".join(f"\n\n{names}\n{text}" for names, text in _group_tracebacks(told))
     return kind(f"{heading}{rows}{tracebacks}")
 
 
@@ -135,7 +151,8 @@ def _name_cause(
     if died:
         return TransportError, f"{_list_names(died)} died: {died[0].detail}", died
     waiting = [report for report in reports if report.outcome is Outcome.RAISED]
-    absent = [report for report in reports if report not in waiting]
+    absent = [report for report in reports if report.outcome in (Outcome.ABSENT, Outcome.RETURNED)]
+    absent = absent or [report for report in reports if report.outcome is Outcome.WENT_ON]
     is_timeout = all(isinstance(report.error, TransportTimeout) for report in waiting)
     kind = TransportTimeout if is_timeout else TransportError
     if absent:

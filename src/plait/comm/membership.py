@@ -1,8 +1,9 @@
 """One rank of a world that somebody else started: no launcher of ours watches it, so the ranks watch each other.
 
-Each rank has a thread with its own connection to the rendezvous store. It posts what the rank noted (its latest
-collectives) and looks whether any rank has failed; if so, it gives its own rank a moment to notice, and then ends it.
-The rank that failed first puts the reports of all ranks into one error.
+Each rank has a thread with its own connection to the rendezvous store. It gives a sign of life, posts what the rank
+noted (its latest collectives) and looks whether any rank has failed or the one behind it gives no sign of life; if so,
+it gives its own rank a moment to notice, and then ends it. The rank that failed first puts the reports of all ranks
+into one error.
 """
 
 import os
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from signal import SIGTERM
 from types import FrameType
@@ -22,14 +23,16 @@ import torch
 import torch.distributed as dist
 
 from plait.comm import trace
-from plait.comm.board import POLL_S, Board
+from plait.comm.board import ANSWER_S, POLL_S, Board, StoreLost
 from plait.comm.environment import Launch
 from plait.comm.failure import GRACE_S, Outcome, RankReport, build_failure
 from plait.comm.group import choose_device, start_group
-from plait.errors import ConfigError, TransportError, VerificationError
+from plait.errors import ConfigError, PlaitError, TransportError, TransportTimeout
 
 _HEAR_S = GRACE_S + 6 * POLL_S
 """For the rank that reports to hear of all others: they notice the failure, and have a moment to say what they saw."""
+_ANNOUNCE_S = _HEAR_S + GRACE_S
+"""For the others to hear of that: it waits as long for ranks that are gone."""
 
 
 @contextmanager
@@ -40,13 +43,15 @@ def join(launch: Launch, timeout_s: float, start_timeout_s: float) -> Iterator[N
     is_bound = launch.kind == "slurm" and torch.cuda.device_count() == 1
     device = choose_device(0 if is_bound else launch.local_rank)
     store = _connect(launch, start_timeout_s)
-    board = Board(store.clone(), launch)  # type: ignore[attr-defined]
-    watch = _Watch(board)
+    board = Board(store.clone(), launch, timeout_s)  # type: ignore[attr-defined]
+    _check_verdict(board, launch)
+    watch = _Watch(board, timeout_s, has_agent=launch.has_agent_store)
     try:
         with _raised_on_sigterm():
             board.wait_for_arrival(start_timeout_s)
             watch.start()
-            start_group(dist.PrefixStore("group", store), launch.rank, launch.world_size, device, timeout_s)
+            group_store = dist.PrefixStore(f"plait/{launch.attempt}/group", store)
+            start_group(group_store, launch.rank, launch.world_size, device, timeout_s)
             yield
             have_all_returned = board.wait_for_return(timeout_s)
     except BaseException as error:
@@ -54,9 +59,17 @@ def join(launch: Launch, timeout_s: float, start_timeout_s: float) -> Iterator[N
         _fail(board, error)
     watch.stop()
     if not have_all_returned:
-        _end_after_report(board, TransportError(f"{trace.identity()} had finished, but another rank failed"))
+        _fail(board, TransportError(f"{trace.identity()} had finished, but another rank failed"))
     dist.destroy_process_group()
     board.leave()
+
+
+def _check_verdict(board: Board, launch: Launch) -> None:
+    """Not do again what would end as it did; torchrun starts ranks again whatever they ended with."""
+    if (verdict := board.find_verdict()) is not None:
+        if launch.rank:
+            sys.exit(verdict.exit_status)
+        raise type(verdict)(f"started again, and would end as before: {verdict.message}", hint=verdict.hint)
 
 
 @contextmanager
@@ -93,7 +106,7 @@ def _connect(launch: Launch, timeout_s: float) -> dist.Store:
         raise TransportError(
             f"rank {launch.rank}: no rendezvous at {where}: {error}", hint="set MASTER_PORT to a port that is free"
         ) from error
-    return dist.PrefixStore(f"plait/{launch.attempt}", store)
+    return store
 
 
 def _wait_for_port(launch: Launch, timeout_s: float) -> None:
@@ -118,6 +131,7 @@ def _wait_for_port(launch: Launch, timeout_s: float) -> None:
 
 def _fail(board: Board, error: BaseException) -> NoReturn:
     """End this rank, which failed: raise what happened on all ranks if it is the first, else go when that is said."""
+    board.limit_s = min(board.limit_s, ANSWER_S)
     if isinstance(error, KeyboardInterrupt):
         board.claim_failure()
         raise error
@@ -127,69 +141,94 @@ def _fail(board: Board, error: BaseException) -> NoReturn:
     try:
         is_first = board.claim_failure()
         board.post(own)
-        combined = build_failure(board.wait_for_reports(_HEAR_S)) if is_first else error
-    except RuntimeError:
-        # The store is gone with the rank that held it: each rank has only its own error to show.
-        raise error from None
-    if not is_first:
-        _end_after_report(board, error)
-    board.announce_report()
-    board.leave()
+        if not is_first:
+            _end_after_report(board, error)
+        combined = build_failure(board.wait_for_reports(_HEAR_S))
+        board.announce(combined)
+        board.leave()
+    except StoreLost as lost:
+        raise _describe_loss(error, lost) from None
     raise combined from None
+
+
+def _describe_loss(error: BaseException, lost: StoreLost) -> BaseException:
+    """What this rank alone can say when the store is gone, mostly with the rank that held it."""
+    if not isinstance(error, PlaitError):
+        return error
+    if isinstance(error, StoreLost):
+        return TransportError(f"{trace.identity()}: {lost.message}{_describe_last()}")
+    return type(error)(f"{error.message}\n  and {lost.message}{_describe_last()}", hint=error.hint)
 
 
 def _end_after_report(board: Board, error: BaseException) -> NoReturn:
     """Exit without a word when another rank shows the report of all; raise the own error if none does."""
-    try:
-        is_reported = board.wait_for_announcement(_HEAR_S)
-        board.leave()
-    except RuntimeError:
-        is_reported = False
-    if not is_reported:
+    status = board.wait_for_announcement(_ANNOUNCE_S)
+    if status is None:
         raise error from None
-    sys.exit(1 if isinstance(error, VerificationError) else 2)
+    with suppress(StoreLost):
+        board.leave()
+    sys.exit(status)
 
 
 class _Watch(threading.Thread):
     """Ends this rank when another has failed and this one does not notice, as it hangs or waits for the failed one."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, timeout_s: float, *, has_agent: bool) -> None:
         super().__init__(name="plait-watch", daemon=True)
-        self._board = board
+        self._board, self._timeout_s = board, timeout_s
         self._stopped = threading.Event()
+        self._agent = os.getppid() if has_agent else None
 
     def stop(self) -> None:
-        """Leave it to the main thread to fail or to return."""
+        """Leave it to the main thread to fail or to return; not for longer than the store may take."""
         self._stopped.set()
         if self.is_alive():
-            self.join()
+            self.join(POLL_S)
 
     def run(self) -> None:
         try:
-            while True:
-                self._board.post_notes()
+            while not self._stopped.is_set():
+                self._board.post_beat()
                 if self._board.has_failed():
                     self._end()
-                if self._stopped.wait(POLL_S):
-                    return
-        except RuntimeError as error:
+                rank, silent_s = self._board.find_silence()
+                if silent_s > self._timeout_s:
+                    self._report_silence(rank, silent_s)
+                if self._agent not in (None, os.getppid()):
+                    _exit(f"error: {trace.identity()}: torchrun's agent, which started it, is gone{_describe_last()}")
+                self._stopped.wait(POLL_S)
+        except StoreLost as lost:
             if not self._stopped.wait(GRACE_S):
-                _exit(f"error: {trace.identity()} lost the rendezvous store: {error}")
+                _exit(f"error: {trace.identity()}: {lost.message}{_describe_last()}")
 
     def _end(self) -> None:
         if self._stopped.wait(GRACE_S):
             return
-        self._board.post(RankReport(self._board.rank, Outcome.ABSENT, f"went on for {GRACE_S:.0f} s after the failure"))
-        is_reported = self._board.wait_for_announcement(_HEAR_S)
-        _exit(
-            "" if is_reported else f"error: {trace.identity()} was ended: another rank had failed and did not say why"
-        )
+        self._board.post(RankReport(self._board.rank, Outcome.WENT_ON, f"for {GRACE_S:.0f} s after the failure"))
+        status = self._board.wait_for_announcement(_ANNOUNCE_S)
+        if status is not None:
+            _exit("", status)
+        _exit(f"error: {trace.identity()} was ended: another rank had failed and did not say why{_describe_last()}")
+
+    def _report_silence(self, rank: int, silent_s: float) -> None:
+        """Fail in place of the main thread, which may be anywhere, unless another rank has failed."""
+        if not self._board.claim_failure():
+            return
+        error = TransportTimeout(f"rank {rank} has given no sign of life for {silent_s:.1f} s")
+        self._board.post(RankReport.of_error(self._board.rank, error))
+        combined = build_failure(self._board.wait_for_reports(_HEAR_S))
+        self._board.announce(combined)
+        _exit(f"error: {combined}", combined.exit_status)
 
 
-def _exit(message: str) -> None:
+def _exit(message: str, status: int = TransportError.exit_status) -> None:
     """End the process from a thread, whatever its main thread does."""
     if message:
-        sys.stderr.write(f"{message}\n  last collective {trace.last_collective() or 'none'}\n")
+        sys.stderr.write(f"{message}\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(2)
+    os._exit(status)
+
+
+def _describe_last() -> str:
+    return f"\n  last collective {trace.last_collective() or 'none'}"

@@ -238,7 +238,7 @@ def test_a_rank_that_dies_ends_the_server_with_one_error(folder: Path, rank: int
             list(stream)
         whole.join(PATIENCE_S)
         assert len(ended) == 1
-        assert server.wait() == 2
+        assert server.wait() == 3
         assert server.stderr.count("error: ") == 1
         assert f"error: rank {rank} (tp={rank}) died: killed by SIGKILL" in server.stderr
 
@@ -246,7 +246,7 @@ def test_a_rank_that_dies_ends_the_server_with_one_error(folder: Path, rank: int
 def test_a_rank_that_dies_while_nothing_is_asked_ends_the_server_too(folder: Path) -> None:
     with ServeProcess(folder, "--tp", "2") as server:
         os.kill(server.rank_pids()[1], signal.SIGKILL)
-        assert server.wait() == 2
+        assert server.wait() == 3
         assert server.stderr.count("error: ") == 1
 
 

@@ -69,6 +69,36 @@ def test_ranks_that_did_not_join_are_named_with_the_collective_that_missed_them(
     )
 
 
+def test_ranks_that_went_on_are_not_blamed_beside_one_that_is_gone():
+    error = build_failure([timed_out(0), report(1, Outcome.ABSENT), report(2, Outcome.WENT_ON, detail="for 3 s")])
+    assert error.message.startswith("rank 1 (tp=1) did not come: rank 0 (tp=0) waited in #7")
+    error = build_failure([timed_out(0), report(1, Outcome.WENT_ON, detail="for 3 s")])
+    assert error.message.startswith("rank 1 (tp=1) did not come: rank 0 (tp=0) waited in #7")
+
+
+def test_a_rank_that_only_noticed_shows_no_traceback():
+    with pytest.raises(TransportTimeout) as caught:
+        raise TransportTimeout("timed out")
+    noticed = raised(0, caught.value)
+    died = build_failure([noticed, report(1, Outcome.DIED, detail="killed by SIGKILL")])
+    assert "Traceback" not in died.message
+    assert "TransportTimeout: timed out" in died.message
+    assert "Traceback" in build_failure([noticed]).message, "nothing else says where it was"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer", TransportError),
+        ("[.../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv", TransportTimeout),
+    ],
+)
+def test_what_torch_raises_by_itself_when_a_peer_is_lost_is_no_cause(text, kind):
+    error = build_failure([raised(0, RuntimeError(text)), report(1, Outcome.ABSENT)])
+    assert type(error) is kind
+    assert error.message.startswith("rank 1 (tp=1) ")
+
+
 def test_ranks_that_all_say_nothing_are_named_with_the_time_they_were_given():
     error = build_failure([report(rank, Outcome.ABSENT, detail="no answer within 120.0 s") for rank in range(2)])
     assert type(error) is TransportTimeout
