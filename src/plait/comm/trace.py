@@ -12,6 +12,7 @@ from struct import Struct
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from plait.contract.collective import Collective, ReduceOp
+from plait.contract.pipeline.transfer import Transfer
 from plait.dtype import DType
 from plait.schedule.step import Message
 from plait.sharding import Kind
@@ -76,10 +77,12 @@ class Trace:
 
     Attributes:
         moved: the messages of overlapped collectives, sent ones when they set off, received ones when waited for.
+        transferred: what stages of a pipeline sent, and what they received when they worked on it.
     """
 
     issued: list[Issued] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
+    transferred: list[Transfer] = field(default_factory=list)
 
     @property
     def collectives(self) -> list[Collective]:
@@ -110,12 +113,18 @@ class _Recorder:
         key = (kind._value_, name, axis.degree, axis.ranks[0], shape, dtype, dim, op, label)
         known = self._known.get(key)
         issued, first_rank, axis_bytes, text = self._describe(key) if known is None else known
-        self._counts[name] = number = self._counts.get(name, 0) + 1
-        self._total = total = self._total + 1
-        offset = _WHO.size + total % HISTORY * _ENTRY.size
-        _ENTRY.pack_into(self.notes, offset, total, number, first_rank, axis_bytes, text)
+        self._note(name, first_rank, axis_bytes, text)
         for trace in self.traces:
             trace.issued.append(issued)
+
+    def note_wish(self, axis: str, rank: int, text: str) -> None:
+        """Remember what global rank `rank` is about to send or to wait for, alone: no other rank does the same."""
+        self._note(axis, rank, axis.encode(), text.encode("ascii", "replace"))
+
+    def note_transfer(self, transfer: Transfer) -> None:
+        """Record what a stage of a pipeline has sent or received."""
+        for trace in self.traces:
+            trace.transferred.append(transfer)
 
     def note_sent(self, message: Message, num_bytes: int, label: str) -> None:
         """Record a message that has set off; for the transports of overlapped collectives."""
@@ -131,6 +140,12 @@ class _Recorder:
         """Count and remember afresh."""
         self._counts.clear()
         self.notes[_WHO.size : NOTES_BYTES] = bytes(NOTES_BYTES - _WHO.size)
+
+    def _note(self, name: str, first_rank: int, axis_bytes: bytes, text: bytes) -> None:
+        self._counts[name] = number = self._counts.get(name, 0) + 1
+        self._total = total = self._total + 1
+        offset = _WHO.size + total % HISTORY * _ENTRY.size
+        _ENTRY.pack_into(self.notes, offset, total, number, first_rank, axis_bytes, text)
 
     def _describe(self, key: tuple[Any, ...]) -> tuple[Issued, int, bytes, bytes]:
         """Built once for each kind, axis, shape and label: it would cost more than the rest of the wrapper."""
@@ -149,6 +164,8 @@ _recorder = _Recorder()
 issue = _recorder.issue
 note_sent = _recorder.note_sent
 note_received = _recorder.note_received
+note_wish = _recorder.note_wish
+note_transfer = _recorder.note_transfer
 
 
 @contextmanager

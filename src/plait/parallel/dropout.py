@@ -206,9 +206,23 @@ def seed_dropout(model: nn.Module, seed: int) -> None:
 
 def set_dropout_offset(model: nn.Module, first_token: int) -> None:
     """Say which token of the whole run the next forward's first token is, so that no two steps draw the same."""
-    for module in model.modules():
-        if isinstance(module, _KeyedDropout):
-            module.first_token = first_token
-    for precision in find_precisions(model):
-        for linear in precision.linears.values():
+    TokenOffset(model).set(first_token)
+
+
+class TokenOffset:
+    """What of a model has to know which token of the run is the first of a pass, found once.
+
+    Where passes of several micro-batches are under way at once, it is said again before each goes on, backward too:
+    what is computed again there draws again.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._dropouts = [module for module in model.modules() if isinstance(module, _KeyedDropout)]
+        self._linears = [linear for each in find_precisions(model) for linear in each.linears.values()]
+
+    def set(self, first_token: int) -> None:
+        """The first token of the pass that starts, or goes on, now."""
+        for dropout in self._dropouts:
+            dropout.first_token = first_token
+        for linear in self._linears:
             linear.set_first_token(first_token)

@@ -16,6 +16,7 @@ from plait.overlap.execute import Addends
 from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import ColumnDgrad, ColumnForward, ColumnWgrad
+from plait.parallel.region.half import is_split, select_half
 from plait.parallel.region.matrix import keep_full, payload_of, sum_rows
 from plait.parallel.region.quantizer import Kept, Needs
 from plait.schedule.work import Operation
@@ -202,6 +203,7 @@ class ColumnGroupFunction(torch.autograd.Function):
         members = len(grad_outputs)
         x, *saved = ctx.saved_tensors
         this, ctx.this = ctx.this, None
+        needs = select_half(_find_needs(ctx, members, has_backward=True))
         grads = run_backward(
             ctx.group,
             x,
@@ -209,8 +211,8 @@ class ColumnGroupFunction(torch.autograd.Function):
             saved[:members],
             saved[members:],
             OutputGradients(grad_x_full, grad_outputs, grad_activated),
-            _find_needs(ctx, members, has_backward=True),
-            this,
+            needs,
+            None if is_split() else this,
         )
         return (grads.x, None, None, None, *grads.weights, *grads.biases)
 

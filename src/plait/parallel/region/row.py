@@ -10,6 +10,7 @@ from plait.overlap.ahead import Next
 from plait.overlap.execute import Addends
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import RowDgrad, RowForward, RowWgrad
+from plait.parallel.region.half import is_split, select_half
 from plait.parallel.region.matrix import payload_of, sum_rows
 from plait.parallel.region.quantizer import Kept, Needs
 from plait.schedule.work import Operation
@@ -96,7 +97,7 @@ class RowFunction(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         # Once only: what it gathers is to be freed as soon as the pass that saved it is through.
         following, ctx.following = ctx.following, None
-        needs = _find_needs(ctx, has_backward=True)
+        needs, following = select_half(_find_needs(ctx, has_backward=True)), None if is_split() else following
         return (*run_backward(ctx.exit, grad_y, x, ctx.kept, weight, needs, following), None, None)
 
 
