@@ -21,8 +21,8 @@ from plait.parallel.embedding import VocabParallelEmbedding
 from plait.parallel.linear import RowFunction
 from plait.parallel.vocab import VocabShard
 from plait.sharding import Interval, Ownership
+from plait.train import step
 from plait.train.optimizer import AdamW
-from plait.verify.runtime import sharded
 
 
 class MutatedRanks:
@@ -163,7 +163,7 @@ def draw_attention_masks_by_local_head() -> AbstractContextManager[Any]:
 
 def forget_the_position_in_the_run() -> AbstractContextManager[Any]:
     forget = lambda model, first_token: dropout.set_dropout_offset(model, 0)  # noqa: E731
-    return patch.object(sharded, "set_dropout_offset", forget)
+    return patch.object(step, "set_dropout_offset", forget)
 
 
 def miss_the_last_own_row_of_the_vocabulary() -> AbstractContextManager[Any]:
@@ -193,10 +193,10 @@ def carry_sums_in_bfloat16() -> AbstractContextManager[Any]:
 
 
 def step_further_on_one_rank() -> AbstractContextManager[Any]:
-    step = AdamW.step
+    step_all = AdamW.step
 
     def step_by_rank(self: AdamW, learning_rate: float) -> None:
-        step(self, learning_rate * (1 + 1e-3 * dist.get_rank()))
+        step_all(self, learning_rate * (1 + 1e-3 * dist.get_rank()))
 
     return patch.object(AdamW, "step", step_by_rank)
 

@@ -12,7 +12,6 @@ from plait.comm.launch import LocalRanks
 from plait.config.load import load_run_config
 from plait.config.recipe import NAMES
 from plait.config.run import RunConfig
-from plait.errors import ConfigError
 from plait.verify.runtime.memory import check_memory
 from plait.verify.runtime.parity import build_reference, check_parity
 from plait.verify.table import build_table
@@ -48,12 +47,13 @@ def command(
     quantization: str | None,
     as_json: bool,
 ) -> int:
-    """Run one training step sharded over local ranks and compare every number with the unsharded model in float64.
+    """Run the step of `plait train` on local ranks and compare every number with the unsharded model in float64.
 
-    Logits, loss, every gradient, the gradient norm and the updated parameters must be within a stated error budget;
-    linear regions on small integers and replicated parameters must be equal bit for bit; the collectives issued must be
-    those of the contract, and the messages moved those of the schedules. Runs in float32 on 2 sequences of at most 32
-    tokens unless overridden. Exit status 0 only if all holds.
+    Every rank of the mesh runs here, and the unsharded model is given the sequences of all of them. Logits, loss,
+    every gradient, the gradient norm and the updated parameters must be within a stated error budget; linear regions
+    on small integers and replicas must be equal bit for bit; the collectives issued must be those of the contract, and
+    the messages moved those of the schedules. Runs in float32, each data-parallel rank on 2 sequences of at most 32
+    tokens, unless overridden. Exit status 0 only if all holds.
 
     Under a precision recipe the unsharded model has it too, and both compute in float64 but for the quantizers:
     sharding may change no quantized value. What the recipe does, against the unquantized model, is stated beside it.
@@ -61,8 +61,9 @@ def command(
     recipe = [f"quantization.recipe={quantization}"] if quantization is not None else []
     config = _load_config(source, [*overrides, *recipe], tp, no_sequence_parallel)
     check_memory(config)
-    _tell(f"starting {config.parallel.tp} ranks")
-    with LocalRanks(config.parallel.tp, timeout_s=config.train.timeout_s, device_type="cpu") as ranks:
+    world_size = config.parallel.mesh_shape.world_size
+    _tell(f"starting {world_size} ranks")
+    with LocalRanks(world_size, timeout_s=config.train.timeout_s, device_type="cpu") as ranks:
         _tell("running the unsharded model, in float64 and reordered")
         reference = build_reference(config)
         _tell("running the sharded model")
@@ -84,12 +85,6 @@ def _load_config(source: str, overrides: Sequence[str], tp: int | None, no_seque
     if not any(override.startswith("train.seq_len=") for override in overrides):
         asked.append(f"train.seq_len={min(config.seq_len, _DEFAULT_SEQ_LEN)}")
     config = load_run_config(source, asked)
-    if config.parallel.dp != 1:
-        raise ConfigError(
-            f"verify: parallel.dp_replicate = {config.parallel.dp}: it is one tp group that is compared with the "
-            "unsharded model",
-            hint="leave parallel.dp_replicate out",
-        )
     return config if "name" in config.model_fields_set else config.model_copy(update={"name": source})
 
 

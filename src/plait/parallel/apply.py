@@ -27,7 +27,7 @@ from plait.parallel.precision.model import (
     enter_regions,
     read_quantization,
 )
-from plait.sharding import Ownership
+from plait.sharding import Interval, Ownership
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -159,6 +159,13 @@ def ownership_of(model: nn.Module) -> dict[str, Ownership]:
     if record is not None:
         return record.ownership
     return {name: Ownership(name, tuple(param.shape)) for name, param in model.named_parameters()}
+
+
+def intervals_of(model: nn.Module) -> dict[str, tuple[Interval, ...]]:
+    """What this rank holds of every parameter: an interval of each dim of the whole one."""
+    mesh = mesh_of(model)
+    rank = 0 if mesh is None else mesh.tp.rank
+    return {name: own.intervals(rank) for name, own in ownership_of(model).items()}
 
 
 def _build_dropouts(model: nn.Module, roles: dict[str, Role]) -> dict[nn.Module, nn.Module]:

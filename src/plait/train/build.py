@@ -21,7 +21,7 @@ from plait.models.init import initialize
 from plait.models.registry import build_model
 from plait.parallel.apply import parallelize
 from plait.parallel.dropout import seed_dropout
-from plait.train.optimizer import AdamW, Gradients
+from plait.train.optimizer import AdamW, FlatGradients
 from plait.train.step import Trainer, compute_hf_logits, compute_native_logits
 
 
@@ -31,13 +31,18 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     Raises:
         PlaitError: on every rank: a directory that cannot be loaded, a degree that cannot be.
     """
-    model = _build_native(run, mesh) if isinstance(run, RunConfig) else _load_directory(run, mesh)
+    if isinstance(run, RunConfig):
+        model = build_native(run, mesh)
+        if run.train.compile:
+            _compile_blocks(model)
+    else:
+        model = _load_directory(run, mesh)
     seed_dropout(model, run.seed)
     compute = getattr(torch, run.precision.compute)
     parameters = {name: param for name, param in model.named_parameters() if param.requires_grad}
     _round_frozen(model, compute)
     optimizer = AdamW(parameters, compute, run.train)
-    gradients = Gradients(parameters)
+    gradients = FlatGradients(parameters, find_master_dtype(run))
     if isinstance(run, RunConfig):
         return Trainer(run, mesh, model, gradients, optimizer, compute_native_logits)
     with together(mesh):
@@ -60,15 +65,19 @@ def check_model(run: RunConfig | FineTuneConfig) -> None:
         plan_for(skeleton)
 
 
-def _build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
+def build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
+    """This rank's part of a model of our own, in the format of the masters, as training starts from it."""
     plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel, quantization=run.quantization)
-    whole = build_model(run.model, device="meta")
+    whole = build_model(run.model, device="meta", dtype=find_master_dtype(run))
     model = parallelize(whole, mesh, plan, overlap=run.overlap, quantization=run.quantization)
     model.to_empty(device=mesh.device)
     initialize(model, run.model, run.seed)
-    if run.train.compile:
-        _compile_blocks(model)
     return model
+
+
+def find_master_dtype(run: RunConfig | FineTuneConfig) -> torch.dtype:
+    """In which format weights and gradients are kept: float32, or float64 in a verification."""
+    return torch.promote_types(getattr(torch, run.precision.compute), torch.float32)
 
 
 def _compile_blocks(model: nn.Module) -> None:

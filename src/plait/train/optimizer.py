@@ -1,6 +1,7 @@
 """AdamW over float32 masters, and the one buffer in which gradients are accumulated and reduced."""
 
 from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,20 @@ from plait.config.train import TrainConfig
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Gradients:
+class Gradients(Protocol):
+    """Where the gradients of a step are added up, and how they become those of all data-parallel ranks."""
+
+    def zero(self) -> None:
+        """Begin a step."""
+
+    def all_reduce(self, axis: Axis) -> None:
+        """Sum over the data-parallel ranks, once a step."""
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+
+
+class FlatGradients:
     """Float32 gradients of all parameters, views of one flat tensor; float64 where that is asked for.
 
     autograd adds the gradients of every micro-batch up in it, in float32 also where it computes in bfloat16. One
@@ -83,6 +97,10 @@ class AdamW:
         for name, param in self.parameters.items():
             if param is not self.masters[name]:
                 param.copy_(self.masters[name])
+
+    def list_gradients(self) -> dict[str, Tensor]:
+        """This rank's part of the gradient of every parameter that has one."""
+        return {name: param.grad for name, param in self.parameters.items() if param.grad is not None}
 
     def moments(self) -> Iterator[tuple[str, str, Tensor]]:
         """Kind, parameter name and tensor of each moment."""

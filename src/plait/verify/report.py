@@ -149,7 +149,7 @@ class Report:
     def verdict(self) -> str:
         """One line."""
         mode = "with" if self.subject["sequence_parallel"] else "without"
-        who = f"{self.subject['model']} at tp={self.subject['tp']} {mode} sequence parallelism"
+        who = f"{self.subject['model']} at {self.subject['mesh']} {mode} sequence parallelism"
         recipe = self.subject.get("quantization", "none")
         twin = "its unsharded fp64 twin" + ("" if recipe == "none" else f" under {recipe}")
         num_checks = len(self.rows) + len(self.exact) + len(self.traces)

@@ -88,7 +88,7 @@ def test_delayed_scaling_is_verified_before_and_after_its_first_update(ranks):
     report = check(ranks, 2, "quantization=fp8_delayedscaling")
     quantities = {error.quantity for error in report.errors}
     assert quantities == {
-        "logits", "loss", "gradient", "gradient norm", "calibrated logits", "calibrated loss", "calibrated gradient",
+        "logits", "loss", "gradient", "gradient norm", "update", "calibrated logits", "calibrated loss", "calibrated gradient",
         "calibrated gradient norm", "calibrated update",
     }  # fmt: skip
     first, calibrated = (trace for trace in report.traces if trace.rank == 0 and trace.what == "collectives")

@@ -119,7 +119,6 @@ def test_recipe_is_verified_and_its_error_stated(run):
         (["llama-tiny", "--tp", "two"], "'two' is not a valid integer"),
         (["llama-tiny", "train.seq_len=65"], "train.seq_len = 65"),
         (["llama-tiny", "model.widht=3"], "model.widht"),
-        (["llama-tiny", "parallel.dp_replicate=2"], "verify: parallel.dp_replicate = 2"),
     ],
 )
 def test_bad_input_is_one_error_and_exits_with_2(run, arguments, message):

@@ -4,7 +4,7 @@ from torch import nn
 from plait.comm.mesh import build_mesh
 from plait.config.train import TrainConfig
 from plait.sharding import MeshShape
-from plait.train.optimizer import AdamW, Gradients
+from plait.train.optimizer import AdamW, FlatGradients
 
 CONFIG = TrainConfig(learning_rate=0.125, weight_decay=0.5, beta1=0.8, beta2=0.9)
 
@@ -25,7 +25,7 @@ def _use(parameters: dict[str, nn.Parameter], x: torch.Tensor) -> None:
 def test_gradients_of_micro_batches_add_up_in_float32() -> None:
     """In bfloat16 the small gradient of the second micro-batch would be lost beside the first."""
     param = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    gradients = Gradients({"w": param})
+    gradients = FlatGradients({"w": param})
     for factor in (256.0, 0.5, 0.25):
         (param * factor).sum().backward()
     assert gradients.flat.tolist() == [256.75] * 4
@@ -35,7 +35,7 @@ def test_gradients_of_micro_batches_add_up_in_float32() -> None:
 
 def test_gradients_start_a_step_from_zero_and_stay_views_of_one_tensor() -> None:
     parameters = _build_parameters()
-    gradients = Gradients(parameters)
+    gradients = FlatGradients(parameters)
     for _ in range(2):
         gradients.zero()
         _use(parameters, torch.ones(3, 5))
@@ -50,7 +50,7 @@ def test_gradients_start_a_step_from_zero_and_stay_views_of_one_tensor() -> None
 def test_biases_and_norm_weights_do_not_decay() -> None:
     """With zero gradients AdamW changes a parameter by its decay alone."""
     parameters, before = _build_parameters(), _build_parameters()
-    Gradients(parameters)
+    FlatGradients(parameters)
     AdamW(parameters, torch.float32, CONFIG).step(0.125)
     assert torch.equal(parameters["bias"], before["bias"])
     assert torch.allclose(parameters["weight"], before["weight"] * (1 - 0.125 * 0.5), rtol=1e-6, atol=0)
@@ -61,7 +61,7 @@ def test_updates_smaller_than_bfloat16_can_see_are_kept_in_the_masters() -> None
     param = nn.Parameter(torch.ones(8))
     config = CONFIG.model_copy(update={"weight_decay": 0.0})
     optimizer = AdamW({"w": param}, torch.bfloat16, config)
-    gradients = Gradients({"w": param})
+    gradients = FlatGradients({"w": param})
     assert param.dtype == torch.bfloat16
     for _ in range(64):
         gradients.zero()
@@ -77,7 +77,7 @@ def test_moments_taken_to_another_optimizer_continue_bitwise() -> None:
     whole, first, second = (_build_parameters() for _ in range(3))
     optimizers = [AdamW(parameters, torch.float32, CONFIG) for parameters in (whole, first, second)]
     for parameters in (whole, first, second):
-        Gradients(parameters)
+        FlatGradients(parameters)
     for step, x in enumerate(inputs):
         _step(whole, optimizers[0], x)
         if step < 3:

@@ -51,10 +51,15 @@ class MicroBatch:
     """Global index of its first token in the whole run: the key of its dropout masks."""
 
 
+def list_first_sequences(run: AnyRun, dp_rank: int) -> list[int]:
+    """Of each micro-batch of `dp_rank` in a step the first sequence, counted from the first of the step."""
+    size, dp = run.train.micro_batch_size, run.parallel.dp
+    return [(accumulated * dp + dp_rank) * size for accumulated in range(run.train.gradient_accumulation)]
+
+
 def read_micro_batches(windows: Windows, run: AnyRun, consumed: int, dp_rank: int) -> Iterator[MicroBatch]:
     """The micro-batches of one step of `dp_rank`, after `consumed` sequences of the run."""
     size = run.train.micro_batch_size
-    for accumulated in range(run.train.gradient_accumulation):
-        first = consumed + (accumulated * run.parallel.dp + dp_rank) * size
+    for first in (consumed + ahead for ahead in list_first_sequences(run, dp_rank)):
         rows = torch.from_numpy(np.stack([windows.read(sequence) for sequence in range(first, first + size)]))
         yield MicroBatch(rows[:, :-1].contiguous(), rows[:, 1:].flatten(), first * windows.seq_len)

@@ -43,8 +43,9 @@ def check_memory(config: RunConfig) -> None:
 
 
 def _estimate_bytes(config: RunConfig, model: ModelConfig) -> int:
-    logits = config.tokens_per_micro_batch * model.vocab_size
-    processes = (1 + config.parallel.tp) * _BYTES_PER_PROCESS
+    logits = config.tokens_per_step * model.vocab_size
+    shape = config.parallel.mesh_shape
+    processes = (1 + shape.world_size) * _BYTES_PER_PROCESS
     times = 1 if config.quantization.resolved is None else _QUANTIZED
     return times * (model.num_parameters * _BYTES_PER_PARAMETER + logits * _BYTES_PER_LOGIT) + processes
 

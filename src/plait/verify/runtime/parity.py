@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.config.run import RunConfig
-from plait.contract.training import derive_grad_norm_collectives, derive_history_collectives, derive_run_model
+from plait.contract.training import derive_run_model, derive_step_collectives
 from plait.overlap.receipt import build_empty_receipt
 from plait.verify.report import ExactCheck, RecipeError, Report, TensorError, TraceCheck
 from plait.verify.runtime import twin
@@ -86,13 +86,13 @@ def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = 
     reference = reference or build_reference(config)
     with TemporaryDirectory(prefix="plait-verify-") as folder:
         results = ranks.call(run_sharded, config=config, folder=folder)
-        assembly = Assembly(folder, [result.ownership for result in results])
+        assembly = Assembly(folder, [result.parts for result in results])
         exact = [
             _compare_exactly("initial weights", assembly.whole("initial"), reference.initial),
             _compare_exactly(_name_integers(config), assembly.whole("integers"), reference.integers),
         ]
         steps = {phase: _assemble_step(assembly, phase) for phase in reference.measures}
-        if config.parallel.tp > 1:
+        if len(results) > 1:
             exact.append(ExactCheck("replicas", assembly.num_replicated, tuple(assembly.differing)))
     traces = [check for rank, result in enumerate(results) for check in _check_traces(config, rank, result)]
     if config.overlap.policy != "disabled":
@@ -156,10 +156,10 @@ def _describe_difference(actual: Tensor, expected: Tensor) -> str:
 
 
 def _check_traces(config: RunConfig, rank: int, result: RankResult) -> Iterator[TraceCheck]:
+    tp_rank = config.parallel.mesh_shape.coordinates(rank).tp
     for phase, issued in zip(list_phases(config), result.traces, strict=True):
-        contract = derive_run_model(config, rank, is_calibrated=phase is CALIBRATED)
-        update = derive_history_collectives(config) if phase is CALIBRATED else ()
-        promised = (*update, *contract.micro_batch_collectives, *derive_grad_norm_collectives(contract.setting))
+        contract = derive_run_model(config, tp_rank, is_calibrated=phase is CALIBRATED)
+        promised = derive_step_collectives(config, contract)
         yield TraceCheck(rank, len(promised), find_difference(promised, issued), phase=phase.name)
 
 
@@ -171,7 +171,7 @@ def _check_messages(rank: int, result: RankResult) -> TraceCheck:
 def _build_budget(config: RunConfig) -> ErrorBudget:
     model, precision = config.model, config.precision
     query = model.num_heads * model.head_width
-    longest = max(config.tokens_per_micro_batch, model.width, query, model.mlp_width, model.vocab_size)
+    longest = max(config.tokens_per_step, model.width, query, model.mlp_width, model.vocab_size)
     dtypes = (str(precision.compute), str(precision.reduce_dtype))
     coarsest = next(dtype for dtype in ("bfloat16", "float32", "float64") if dtype in dtypes)
     return build_budget(coarsest, num_layers=model.num_layers, longest_sum=longest)
@@ -183,10 +183,11 @@ def _describe(config: RunConfig) -> dict[str, str | int | bool]:
         "model": config.name,
         "num_layers": config.model.num_layers,
         "num_parameters": config.model.num_parameters,
+        "mesh": str(config.parallel.mesh_shape),
         "tp": config.parallel.tp,
         "sequence_parallel": config.parallel.sequence_parallel,
         "overlap": config.overlap.asked,
-        "batch": config.train.micro_batch_size,
+        "batch": config.tokens_per_step // config.seq_len,
         "seq_len": config.seq_len,
         "compute": config.precision.compute,
         "reduce": config.precision.reduce_dtype,

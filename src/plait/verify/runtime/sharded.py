@@ -1,35 +1,32 @@
-"""One rank's part of a verification: initialise, run the integer regions, take a training step, record everything."""
+"""One training step of the sharded model on one rank: the step of `plait train`, looked at while it is taken."""
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from plait.comm.mesh import Mesh, build_mesh
+from plait.comm.mesh import Axis, Mesh, build_mesh
 from plait.comm.trace import Trace, record
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
-from plait.contract.model import derive_plan
-from plait.models.init import initialize
-from plait.models.registry import build_model
+from plait.contract.parameter import build_vocab_split
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Rows
 from plait.overlap.receipt import Receipt, check_strict
 from plait.overlap.site import Pass
-from plait.parallel.apply import ownership_of, parallelize, record_of
+from plait.parallel.apply import intervals_of, ownership_of, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
-from plait.parallel.grad_norm import clip_grad_norm_
-from plait.parallel.loss import vocab_parallel_cross_entropy
-from plait.parallel.precision.model import update_amax_history
 from plait.schedule.step import Program, Step
-from plait.sharding import Columns, Ownership
-from plait.train.optimizer import AdamW, Gradients
+from plait.sharding import Interval
+from plait.train.build import build_native, build_trainer
+from plait.train.optimizer import Gradients
+from plait.train.step import ComputeLogits, Trainer
 from plait.verify.runtime.integers import run_regions
-from plait.verify.runtime.pieces import Pieces
-from plait.verify.runtime.recipe import CALIBRATED, Phase, choose_exact_scales, list_phases
-from plait.verify.runtime.workload import IGNORE_INDEX, apply_generic_weights, build_batch, first_token
+from plait.verify.runtime.pieces import Part, Pieces
+from plait.verify.runtime.recipe import Phase, choose_exact_scales, list_phases
+from plait.verify.runtime.workload import build_batch, fill_generic_weight, list_micro_batches
 from plait.verify.static.trace import Moved
 
 
@@ -38,14 +35,14 @@ class RankResult:
     """What a rank sends back beside the file of its tensors.
 
     Attributes:
-        ownership: who owns what of each tensor.
+        parts: what of each tensor is in its file.
         traces: the collectives of each phase.
         programs: the schedules that ran, one after the other.
         moved: the messages that were sent and received.
         receipt: how collectives were overlapped; None on one rank.
     """
 
-    ownership: dict[str, Ownership]
+    parts: dict[str, list[Part]]
     traces: tuple[tuple[Collective, ...], ...]
     programs: tuple[Program, ...]
     moved: tuple[Moved, ...]
@@ -53,16 +50,16 @@ class RankResult:
 
 
 def run_sharded(config: RunConfig, folder: str) -> RankResult:
-    """Run on every rank of a launched group; tensors go to `folder`."""
+    """Run on every rank of the mesh; tensors go to `folder`."""
     pieces = Pieces()
-    _run_exact_parts(config, build_mesh(config.parallel.mesh_shape), pieces)
+    _run_integers(config, build_mesh(config.parallel.mesh_shape), pieces)
     reduce_dtype = getattr(torch, config.precision.reduce_dtype)
     mesh = build_mesh(config.parallel.mesh_shape, reduce_dtype=reduce_dtype)
-    traces, passes = _run_step(config, mesh, pieces)
-    pieces.save(folder, mesh.tp.rank)
+    traces, passes = _run_steps(config, mesh, pieces)
+    pieces.save(folder, mesh.rank)
     moved = tuple((each.direction, each.message) for trace in traces for each in trace.moved)
     issued = tuple(tuple(trace.collectives) for trace in traces)
-    return RankResult(pieces.ownership, issued, passes.programs, moved, passes.receipt)
+    return RankResult(pieces.parts, issued, passes.programs, moved, passes.receipt)
 
 
 @dataclass
@@ -93,86 +90,116 @@ class _Passes:
         return None if self.matmul is None else self.matmul.receipt
 
 
-def _run_exact_parts(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
+def _run_integers(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
     """What has to be equal bit for bit, in float32 whatever the run computes and reduces in; quantized, in float64."""
-    model = _build(choose_exact_scales(config), mesh)
-    _add_parameters(pieces, "initial", model)
-    if config.quantization.resolved is not None:
-        model.double()
+    model = build_native(choose_exact_scales(config), mesh)
     seed_dropout(model, config.seed)
-    set_dropout_offset(model, first_token(config))
-    for piece in run_regions(model, config, build_batch(config).tokens.flatten()):
-        pieces.add("integers", piece.ownership, piece.tensor)
+    batch = build_batch(config).take(0, config.train.micro_batch_size)
+    set_dropout_offset(model, batch.first_token)
+    for piece in run_regions(model, config, batch.tokens.flatten()):
+        own = piece.ownership
+        pieces.add("integers", own.name, own.shape, own.intervals(mesh.tp.rank), piece.tensor)
 
 
-def _build(config: RunConfig, mesh: Mesh, dtype: torch.dtype = torch.float32) -> nn.Module:
-    model = build_model(config.model, device="meta", dtype=dtype)
-    sequence_parallel = config.parallel.sequence_parallel
-    plan = derive_plan(config.model, sequence_parallel=sequence_parallel, quantization=config.quantization)
-    parallelize(model, mesh, plan, overlap=config.overlap, quantization=config.quantization)
-    model.to_empty(device=mesh.device)
-    initialize(model, config.model, config.seed)
-    return model
-
-
-def _run_step(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[list[Trace], _Passes]:
-    compute = getattr(torch, config.precision.compute)
-    model = _build(config, mesh, torch.promote_types(compute, torch.float32))
-    record_of_model = record_of(model)
+def _run_steps(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[list[Trace], _Passes]:
+    """A step a phase, each the first of an optimizer and from the same weights: only histories go on."""
+    trainer = build_trainer(config, mesh)
+    record_of_model = record_of(trainer.model)
     assert record_of_model is not None
     passes = _Passes(record_of_model.matmul)
     if passes.matmul is not None:
         passes.matmul.instrument = passes
-    apply_generic_weights(model, config)
-    params = dict(model.named_parameters())
-    optimizer = AdamW(params, compute, config.train)
-    gradients = Gradients(params, torch.promote_types(compute, torch.float32))
-    seed_dropout(model, config.seed)
-    traces, phases = [], list_phases(config)
-    for phase in phases:
-        gradients.zero()
-        traces.append(_run_phase(config, phase, model, mesh, pieces))
-    optimizer.step(config.train.learning_rate)
-    _add_parameters(pieces, phases[-1].label("update"), model)
+    initial = {name: master.float() for name, master in trainer.optimizer.masters.items()}
+    _add_parameters(pieces, "initial", trainer.model, initial)
+    watched = _Watched(config, trainer, pieces)
+    traces = []
+    for phase in list_phases(config):
+        _begin(config, trainer)
+        traces.append(watched.step(phase))
+        _add_parameters(pieces, phase.label("update"), trainer.model, trainer.optimizer.parameters)
     if passes.receipt is not None and config.overlap.strict:
         check_strict(passes.receipt)
     return traces, passes
 
 
-def _run_phase(config: RunConfig, phase: Phase, model: nn.Module, mesh: Mesh, pieces: Pieces) -> Trace:
-    """Up to the gradient norm; the update of histories that a phase begins with is in its trace."""
-    batch, train, vocab_size = build_batch(config, phase.index), config.train, config.model.vocab_size
-    set_dropout_offset(model, first_token(config, phase.index))
-    with record() as trace:
-        if phase is CALIBRATED:
-            update_amax_history(model)
-        logits = model(batch.tokens)
-        loss = vocab_parallel_cross_entropy(
-            logits,
-            batch.targets,
-            mesh,
-            vocab_size=vocab_size,
-            ignore_index=IGNORE_INDEX,
-            label_smoothing=train.label_smoothing,
-            z_loss=train.z_loss,
-        )
-        loss.backward()
-        _add_gradients(pieces, phase.label("gradient"), model)
-        norm = clip_grad_norm_(model, train.max_grad_norm or math.inf)
-    T = config.tokens_per_micro_batch
-    vocab = Columns().build_split(vocab_size, mesh.tp.degree)
-    pieces.add(phase.label("logits"), Ownership("logits", (T, vocab_size), 1, vocab), logits)
-    pieces.add(phase.label("loss"), Ownership("loss", ()), loss)
-    pieces.add(phase.label("gradient norm"), Ownership("gradient norm", ()), norm)
-    return trace
+def _begin(config: RunConfig, trainer: Trainer) -> None:
+    """Generic weights, and an optimizer that has done nothing."""
+    model, optimizer = trainer.model, trainer.optimizer
+    ownership, intervals = ownership_of(model), intervals_of(model)
+    for name, master in optimizer.masters.items():
+        fill_generic_weight(master.detach(), name, ownership[name].shape, intervals[name], config)
+    optimizer.apply_masters()
+    for _, _, moment in optimizer.moments():
+        moment.zero_()
+    optimizer.resume_at(0)
 
 
-def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module) -> None:
-    for name, ownership in ownership_of(model).items():
-        pieces.add(quantity, ownership, model.get_parameter(name))
+class _Watched:
+    """A trainer whose logits, and gradients before they are clipped, are taken down."""
+
+    def __init__(self, config: RunConfig, trainer: Trainer, pieces: Pieces) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.pieces = pieces
+        self.phase = Phase()
+        self.logits: list[Tensor] = []
+        trainer.compute_logits = partial(self._keep_logits, trainer.compute_logits)
+        trainer.gradients = _WatchedGradients(trainer.gradients, self._add_gradients)
+
+    def step(self, phase: Phase) -> Trace:
+        """One step of the trainer on the batch of `phase`."""
+        run, mesh = self.config, self.trainer.mesh
+        self.phase, self.logits = phase, []
+        batches = list(list_micro_batches(run, mesh.dp.rank, phase.index))
+        with record() as trace:
+            result = self.trainer.step(batches, run.train.learning_rate)
+        first = build_batch(run, phase.index).first_token
+        for batch, logits in zip(batches, self.logits, strict=True):
+            self._add_logits(logits, batch.first_token - first)
+        self.pieces.add_whole(phase.label("loss"), "loss", torch.tensor(result.loss, dtype=torch.float64))
+        norm = torch.tensor(result.grad_norm, dtype=torch.float64)
+        self.pieces.add_whole(phase.label("gradient norm"), "gradient norm", norm)
+        return trace
+
+    def _keep_logits(self, compute: ComputeLogits, model: nn.Module, tokens_BS: Tensor) -> Tensor:
+        logits = compute(model, tokens_BS)
+        self.logits.append(logits.detach())
+        return logits
+
+    def _add_logits(self, logits_TV: Tensor, first_token: int) -> None:
+        run, tp = self.config, self.trainer.mesh.tp
+        own = build_vocab_split(run.model.vocab_size, tp.degree).intervals[tp.rank]
+        rows = Interval(first_token, first_token + len(logits_TV))
+        shape = (run.tokens_per_step, run.model.vocab_size)
+        self.pieces.add(self.phase.label("logits"), "logits", shape, (rows, own), logits_TV)
+
+    def _add_gradients(self) -> None:
+        optimizer, model = self.trainer.optimizer, self.trainer.model
+        _add_parameters(self.pieces, self.phase.label("gradient"), model, optimizer.list_gradients())
 
 
-def _add_gradients(pieces: Pieces, quantity: str, model: nn.Module) -> None:
-    for name, ownership in ownership_of(model).items():
-        param = model.get_parameter(name)
-        pieces.add(quantity, ownership, torch.zeros_like(param) if param.grad is None else param.grad)
+class _WatchedGradients:
+    """Gradients that are looked at when they are complete, and nothing has clipped them yet."""
+
+    def __init__(self, gradients: Gradients, look: Callable[[], None]) -> None:
+        self.gradients = gradients
+        self.look = look
+
+    def zero(self) -> None:
+        """Begin a step."""
+        self.gradients.zero()
+
+    def all_reduce(self, axis: Axis) -> None:
+        """Sum over the data-parallel ranks."""
+        self.gradients.all_reduce(axis)
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients; that is the last thing before the norm."""
+        self.gradients.scale(factor)
+        self.look()
+
+
+def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    ownership, intervals = ownership_of(model), intervals_of(model)
+    for name, tensor in tensors.items():
+        pieces.add(quantity, name, ownership[name].shape, intervals[name], tensor)

@@ -19,12 +19,12 @@ from plait.models.registry import build_model
 from plait.parallel.apply import parallelize
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.precision.model import update_amax_history
-from plait.sharding import MeshShape
+from plait.sharding import Interval, MeshShape
 from plait.verify.runtime.compare import Step, derive_direction
 from plait.verify.runtime.integers import run_regions
-from plait.verify.runtime.recipe import CALIBRATED, Phase
+from plait.verify.runtime.recipe import Phase
 from plait.verify.runtime.reordering import apply_reordering
-from plait.verify.runtime.workload import IGNORE_INDEX, apply_generic_weights, build_batch, first_token
+from plait.verify.runtime.workload import IGNORE_INDEX, build_batch, fill_generic_weight
 
 
 def run_exact_steps(config: RunConfig, phases: Sequence[Phase]) -> list[Step]:
@@ -49,14 +49,17 @@ def run_initialized(config: RunConfig) -> dict[str, Tensor]:
 def run_integers(config: RunConfig) -> dict[str, Tensor]:
     """What the integer regions give, in float64."""
     model = _quantize(build_model(config.model, dtype=torch.float64), config)
-    set_dropout_offset(model, first_token(config))
-    pieces = run_regions(model, config, build_batch(config).tokens.flatten())
+    batch = build_batch(config).take(0, config.train.micro_batch_size)
+    set_dropout_offset(model, batch.first_token)
+    pieces = run_regions(model, config, batch.tokens.flatten())
     return {piece.ownership.name: piece.tensor.detach() for piece in pieces}
 
 
 def _build(config: RunConfig) -> nn.Module:
     model = build_model(config.model)
-    apply_generic_weights(model, config)
+    for name, param in model.named_parameters():
+        whole = tuple(Interval(0, size) for size in param.shape)
+        fill_generic_weight(param, name, tuple(param.shape), whole, config)
     return _quantize(model, config)
 
 
@@ -72,23 +75,36 @@ def _quantize(model: nn.Module, config: RunConfig) -> nn.Module:
 def _run_steps(model: nn.Module, config: RunConfig, phases: Sequence[Phase]) -> list[Step]:
     steps = []
     for phase in phases:
-        if phase is CALIBRATED:
-            update_amax_history(model)
         model.zero_grad()
         steps.append(_run_step(model, config, phase))
+        update_amax_history(model)
     return steps
 
 
 def _run_step(model: nn.Module, config: RunConfig, phase: Phase) -> Step:
+    """All sequences of the step at once; with a recipe one micro-batch after the other, as each has its own scales.
+
+    Gradients are divided by the number of targets when they are complete: quantizers see those of the sum.
+    """
     batch, train = build_batch(config, phase.index), config.train
-    set_dropout_offset(model, first_token(config, phase.index))
-    logits = model(batch.tokens)
-    loss = _compute_loss(logits, batch.targets, train)
-    loss.backward()
+    num_targets = (batch.targets != IGNORE_INDEX).sum()
+    size = len(batch.tokens) if config.quantization.resolved is None else train.micro_batch_size
+    logits, losses = [], []
+    for first in range(0, len(batch.tokens), size):
+        micro_batch = batch.take(first, size)
+        set_dropout_offset(model, micro_batch.first_token)
+        logits_TV = model(micro_batch.tokens)
+        loss = _sum_losses(logits_TV, micro_batch.targets, train)
+        loss.backward()
+        logits.append(logits_TV.detach())
+        losses.append(loss.detach())
+    for param in model.parameters():
+        assert param.grad is not None, param.shape
+        param.grad /= num_targets
     gradients = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
     norm = nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm or math.inf)
     updated = {name: _update(param.detach(), param.grad, train) for name, param in model.named_parameters()}
-    return Step(logits.detach(), loss.detach(), gradients, norm, updated)
+    return Step(torch.cat(logits), torch.stack(losses).sum() / num_targets, gradients, norm, updated)
 
 
 def _update(param: Tensor, gradient: Tensor | None, train: TrainConfig) -> Tensor:
@@ -98,10 +114,9 @@ def _update(param: Tensor, gradient: Tensor | None, train: TrainConfig) -> Tenso
     return param * (1 - train.learning_rate * decay) - train.learning_rate * derive_direction(gradient, train.eps)
 
 
-def _compute_loss(logits_TV: Tensor, targets_T: Tensor, train: TrainConfig) -> Tensor:
+def _sum_losses(logits_TV: Tensor, targets_T: Tensor, train: TrainConfig) -> Tensor:
     """Cross-entropy and z-loss as torch defines them, sharing no code with the vocabulary-parallel loss."""
     logits = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
-    smoothing = train.label_smoothing
-    loss = F.cross_entropy(logits, targets_T, ignore_index=IGNORE_INDEX, label_smoothing=smoothing)
-    is_counted = targets_T != IGNORE_INDEX
-    return loss + train.z_loss * logits.logsumexp(-1).square()[is_counted].mean()
+    smoothing, is_counted = train.label_smoothing, targets_T != IGNORE_INDEX
+    losses = F.cross_entropy(logits, targets_T, ignore_index=IGNORE_INDEX, label_smoothing=smoothing, reduction="sum")
+    return losses + train.z_loss * logits.logsumexp(-1).square()[is_counted].sum()

@@ -1,14 +1,16 @@
 """The step that is verified: a batch, and weights with nothing special about them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from plait.config.run import RunConfig
 from plait.parallel import rng
-from plait.parallel.apply import mesh_of, ownership_of
+from plait.sharding import Interval
+from plait.train.corpus.windows import MicroBatch, list_first_sequences
 
 IGNORE_INDEX = -100
 
@@ -21,42 +23,50 @@ _SPREAD = 0.25
 
 @dataclass(frozen=True)
 class Batch:
-    """Token ids `[B, S]` and, flattened, what is to be predicted at each of them `[T]`."""
+    """All sequences of a step: token ids and what is to be predicted at each of them, both `[B, S]`."""
 
     tokens: Tensor
     targets: Tensor
+    first_token: int
+    """Index of the first one in the run."""
+
+    def take(self, first: int, size: int) -> MicroBatch:
+        """Sequences `first` and after it, `size` of them."""
+        rows = slice(first, first + size)
+        position = self.first_token + first * self.tokens.shape[1]
+        return MicroBatch(self.tokens[rows], self.targets[rows].flatten(), position)
 
 
 def build_batch(config: RunConfig, index: int = 0) -> Batch:
-    """Ids drawn from the run's seed, the same in every process, others for each batch."""
+    """Ids drawn from the run's seed, the same in every process, others for each batch.
+
+    It does not begin at the run's first token, which would hide a missing offset.
+    """
     draw = torch.Generator().manual_seed(config.seed + index)
-    shape = (config.train.micro_batch_size, config.seq_len)
+    shape = (config.tokens_per_step // config.seq_len, config.seq_len)
     tokens = torch.randint(config.model.vocab_size, shape, generator=draw)
     targets = torch.randint(config.model.vocab_size, (tokens.numel(),), generator=draw)
     targets[_IGNORED_EVERY - 1 :: _IGNORED_EVERY] = IGNORE_INDEX
-    return Batch(tokens, targets)
+    return Batch(tokens, targets.view(shape), (3 + index) * tokens.numel())
+
+
+def list_micro_batches(config: RunConfig, dp_rank: int, index: int = 0) -> Iterator[MicroBatch]:
+    """What `dp_rank` takes of a batch, one after the other, as in training."""
+    batch, size = build_batch(config, index), config.train.micro_batch_size
+    return (batch.take(first, size) for first in list_first_sequences(config, dp_rank))
 
 
 @torch.no_grad()
-def apply_generic_weights(model: nn.Module, config: RunConfig) -> None:
-    """Give a model, sharded or not, weights at which no error can hide, representable in the compute dtype and float32.
+def fill_generic_weight(
+    part: Tensor, name: str, shape: tuple[int, ...], intervals: tuple[Interval, ...], config: RunConfig
+) -> None:
+    """Give a part of a parameter values at which no error can hide, representable in the compute dtype and float32.
 
     Initialisation makes biases zero, norms one and logits nearly constant: a bias added on every rank or attention that
     is wrong would hardly show. Here matrices have rows of about unit length, and biases and norms are spread.
     """
-    compute = getattr(torch, config.precision.compute)
-    mesh = mesh_of(model)
-    rank = 0 if mesh is None else mesh.tp.rank
-    for name, ownership in ownership_of(model).items():
-        is_matrix = len(ownership.shape) > 1
-        mean = 1.0 if not is_matrix and name.endswith(".weight") else 0.0
-        std = 1 / sqrt(ownership.shape[-1]) if is_matrix else _SPREAD
-        key = rng.derive_key(config.seed, "verify", name)
-        param = model.get_parameter(name)
-        rng.normal_(param, key, ownership.intervals(rank), ownership.shape, mean=mean, std=std)
-        param.copy_(param.float().to(compute))
-
-
-def first_token(config: RunConfig, index: int = 0) -> int:
-    """The token of the run at which a batch begins; not the first one, which would hide a missing offset."""
-    return (3 + index) * config.tokens_per_micro_batch
+    is_matrix = len(shape) > 1
+    mean = 1.0 if not is_matrix and name.endswith(".weight") else 0.0
+    std = 1 / sqrt(shape[-1]) if is_matrix else _SPREAD
+    rng.normal_(part, rng.derive_key(config.seed, "verify", name), intervals, shape, mean=mean, std=std)
+    part.copy_(part.float().to(getattr(torch, config.precision.compute)))

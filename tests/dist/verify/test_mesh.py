@@ -1,0 +1,35 @@
+"""Steps on meshes of several axes are those of the unsharded fp64 twin that is given the sequences of all ranks."""
+
+import pytest
+
+from tests.support.verification import build_config, verify
+
+ODD = ("model.vocab_size=257", "train.seq_len=7", "model.mlp_width=97", "train.micro_batch_size=1")
+"""Nothing of this divides by a degree."""
+
+SOURCES = {"llama": "llama-tiny-gqa2", "qwen": "qwen-tiny", "smollm": "smollm-tiny", "gpt": "gpt-tiny"}
+
+
+def check(ranks, source, *overrides, **degrees):
+    axes = [f"parallel.{axis}={degree}" for axis, degree in degrees.items() if axis != "tp"]
+    asked, tp = (*ODD, *axes, *overrides), degrees.get("tp", 1)
+    world_size = build_config(source, tp, *asked).parallel.mesh_shape.world_size
+    report = verify(ranks(world_size), source, tp, *asked)
+    assert report.passed, report.failures
+    assert len({trace.rank for trace in report.traces}) == world_size
+    return report
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize(("dp_replicate", "tp"), [(2, 1), (2, 2), (4, 1), (2, 4)])
+def test_copies_of_a_model_see_one_batch_together(ranks, source, dp_replicate, tp):
+    """Dropout masks, targets that count, the sum of gradients: of all sequences of the step."""
+    report = check(ranks, source, "train.gradient_accumulation=2", dp_replicate=dp_replicate, tp=tp)
+    assert report.subject["batch"] == 2 * dp_replicate
+
+
+@pytest.mark.parametrize("recipe", ["fp8_delayedscaling", "nvfp4"])
+def test_each_micro_batch_of_each_copy_has_its_own_scales(ranks, recipe):
+    small = ("model.width=128", "model.num_heads=4", "model.mlp_width=192", "train.seq_len=32", "model.vocab_size=256")
+    kept = ("quantization.keep_first=0", "quantization.keep_last=0", "train.gradient_accumulation=2")
+    check(ranks, "llama-tiny", *small, *kept, f"quantization={recipe}", dp_replicate=2, tp=2)
