@@ -1,6 +1,6 @@
 """Making a model parallel: each module that has a role in the plan is replaced by its twin, ownership is recorded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -46,6 +46,8 @@ class Record:
     """What runs its collective GEMMs, and keeps the receipt; None on one rank."""
     precision: ModelPrecision | None = None
     """Which linears are quantized, and how; None where none is."""
+    repeated: frozenset[str] = frozenset()
+    """Parameters that an earlier pipeline stage holds as well: it counts and writes them."""
 
 
 def parallelize(
@@ -166,6 +168,19 @@ def intervals_of(model: nn.Module) -> dict[str, tuple[Interval, ...]]:
     mesh = mesh_of(model)
     rank = 0 if mesh is None else mesh.tp.rank
     return {name: own.intervals(rank) for name, own in ownership_of(model).items()}
+
+
+def repeated_in(model: nn.Module) -> frozenset[str]:
+    """Parameters of `model` that an earlier pipeline stage, on another rank, holds as well, and counts and writes."""
+    record = record_of(model)
+    return frozenset() if record is None else record.repeated
+
+
+def mark_repeated(model: nn.Module, names: Collection[str]) -> None:
+    """Say that an earlier pipeline stage, on another rank, holds parameters `names` of a parallel model as well."""
+    record = record_of(model)
+    assert record is not None, type(model)
+    record.repeated = frozenset(names)
 
 
 def _build_dropouts(model: nn.Module, roles: dict[str, Role]) -> dict[nn.Module, nn.Module]:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import collectives
-from plait.parallel.apply import mesh_of, ownership_of
+from plait.parallel.apply import mesh_of, ownership_of, repeated_in
 
 
 @torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> Tensor:
     """Scale all gradients so that their norm is at most `max_norm`; return the norm before, the same on every rank.
 
-        forward    all_reduce sum [1] over tp
+        forward    all_reduce sum [1] over tp, and over pp
 
     Which rank counts a replicated parameter is read off its ownership, so the norm is that of the unsharded model at
     every degree. It is accumulated in float32 (float64 where a gradient is float64). Gradients must be summed over dp
@@ -32,16 +32,17 @@ def compute_grad_norm(model: nn.Module) -> Tensor:
     mesh = mesh_of(model)
     total = _sum_own_squares(model, 0 if mesh is None else mesh.tp.rank)
     if mesh is not None:
-        total = collectives.all_reduce(total, mesh.tp, dtype=total.dtype, label="grad_norm")
+        for axis in (mesh.tp, mesh.pp):
+            total = collectives.all_reduce(total, axis, dtype=total.dtype, label="grad_norm")
     return total.sqrt().squeeze(0)
 
 
 def _sum_own_squares(model: nn.Module, tp_rank: int) -> Tensor:
     """Sum of squares, `[1]`, of the gradients that `tp_rank` counts."""
-    ownership = ownership_of(model)
+    ownership, repeated = ownership_of(model), repeated_in(model)
     params = [(name, param) for name, param in model.named_parameters() if param.grad is not None]
     dtype = torch.float64 if any(param.dtype == torch.float64 for _, param in params) else torch.float32
-    counted = [param.grad for name, param in params if ownership[name].is_counted_on(tp_rank)]
+    counted = [p.grad for name, p in params if ownership[name].is_counted_on(tp_rank) and name not in repeated]
     device = next(model.parameters()).device
     total = torch.zeros(1, dtype=dtype, device=device)
     for grads in _group_by_dtype(grad for grad in counted if grad is not None):

@@ -18,7 +18,7 @@ from plait.comm.agree import share, together
 from plait.config.run import AnyRun, FineTuneConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.source import take_part
-from plait.parallel.apply import ownership_of
+from plait.parallel.apply import ownership_of, repeated_in
 from plait.parallel.precision.model import find_precisions
 from plait.quant.history import AmaxHistories
 from plait.sharding import Ownership
@@ -162,7 +162,8 @@ def list_tensors(trainer: Trainer) -> dict[str, Owned]:
 
 def _own(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Owned:
     mesh = trainer.mesh
-    return build_owned(ownership, tensor, mesh.tp.rank, is_first_replica=mesh.dp_cp.rank == 0)
+    is_first = mesh.dp_cp.rank == 0 and ownership.name not in repeated_in(trainer.model)
+    return build_owned(ownership, tensor, mesh.tp.rank, is_first_replica=is_first)
 
 
 def _list_parts(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Iterator[tuple[str, Owned]]:

@@ -78,12 +78,11 @@ class Trainer:
         self.model.train()
         self.gradients.zero()
         totals = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
-        for batch in micro_batches:
-            loss, num_targets = self._accumulate(batch)
-            totals += torch.stack((loss.detach().double(), num_targets.double(), torch.zeros_like(totals[0])))
+        totals[:2] = self._compute_gradients(micro_batches)
         totals[2] += stop
         loss_sum, num_targets, stops = self._sum_over_ranks(totals).tolist()
         self.gradients.all_reduce(self.mesh.dp_cp)
+        self._sum_repeated_gradients()
         self.gradients.scale(1 / max(1.0, num_targets))
         norm = float(clip_grad_norm_(self.model, self.run.train.max_grad_norm or math.inf))
         result = StepResult(loss_sum / max(1.0, num_targets), norm, stops > 0)
@@ -92,11 +91,21 @@ class Trainer:
         update_amax_history(self.model)
         return result
 
-    def _accumulate(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        targets = batch.targets.to(self.mesh.device, non_blocking=True)
-        set_dropout_offset(self.model, batch.first_token)
-        logits = self.compute_logits(self.model, batch.tokens.to(self.mesh.device, non_blocking=True))
-        loss = vocab_parallel_cross_entropy(
+    def _compute_gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
+        """Add the gradients of all micro-batches up; return their loss and number of targets, float64 `[2]`."""
+        totals = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
+        for batch in micro_batches:
+            targets = batch.targets.to(self.mesh.device, non_blocking=True)
+            set_dropout_offset(self.model, batch.first_token)
+            logits = self.compute_logits(self.model, batch.tokens.to(self.mesh.device, non_blocking=True))
+            loss = self._compute_loss(logits, targets)
+            loss.backward()
+            totals += torch.stack((loss.detach().double(), count_targets(targets)))
+        return totals
+
+    def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The sum over the targets of a micro-batch."""
+        return vocab_parallel_cross_entropy(
             logits,
             targets,
             self.mesh,
@@ -106,14 +115,24 @@ class Trainer:
             z_loss=self.run.train.z_loss,
             reduction="sum",
         )
-        loss.backward()
-        return loss, (targets != IGNORE_INDEX).sum()
+
+    def _sum_repeated_gradients(self) -> None:
+        """Nothing: every rank of a tp group has parameters of its own, and summed the gradients of others in layers."""
 
     def _sum_over_ranks(self, totals: Tensor) -> Tensor:
-        """Sum over dp and cp, in float64 whatever gradients are in; of tp take the most: only the stop may differ."""
+        """Sum over dp and cp, and over pp, of which the last stage alone has any, in float64 whatever gradients are in.
+
+        Of tp take the most: only the stop may differ.
+        """
         axis = self.mesh.dp_cp
         rows = collectives.all_gather(totals[None], axis, build_split(axis.degree, axis.degree), label="totals")
-        return collectives.all_reduce(rows.sum(0), self.mesh.tp, op="max", label="totals")
+        total = collectives.all_reduce(rows.sum(0), self.mesh.pp, dtype=rows.dtype, label="totals")
+        return collectives.all_reduce(total, self.mesh.tp, op="max", label="totals")
+
+
+def count_targets(targets: Tensor) -> Tensor:
+    """How many of them count, in float64."""
+    return (targets != IGNORE_INDEX).sum().double()
 
 
 def _check_finite(result: StepResult) -> None:
