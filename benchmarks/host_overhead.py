@@ -71,7 +71,7 @@ class BlockStep:
         self.x = x_full[rows].clone().requires_grad_()
         self.grad_y = grad_full[rows].clone()
         self.y = self.x.detach()
-        self.rope = build_rope_tables(CONFIG, SEQ_LEN, like=self.x)
+        self.rope = build_rope_tables(CONFIG, torch.arange(SEQ_LEN), like=self.x)
         self.leaves: list[Tensor] = [self.x, *block.parameters()]
 
     def __call__(self) -> None:

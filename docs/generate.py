@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from plait import errors
 from plait.cli.main import group
+from plait.config.axis.context import ContextConfig
 from plait.config.axis.pipeline import PipelineConfig
 from plait.config.data import DataConfig
 from plait.config.hf.checkpoint import CheckpointModel
@@ -48,6 +49,7 @@ SECTIONS: dict[str, type[Section]] = {
     "model.lora": LoraConfig,
     "parallel": ParallelConfig,
     "pipeline": PipelineConfig,
+    "context": ContextConfig,
     "overlap": OverlapConfig,
     "precision": PrecisionConfig,
     "quantization": QuantizationConfig,

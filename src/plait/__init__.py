@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plait.comm.launch import LocalRanks
     from plait.comm.mesh.build import build_mesh
+    from plait.config.axis.context import ContextConfig
     from plait.config.overlap import OverlapConfig
     from plait.config.quantization import QuantizationConfig
     from plait.contract.plan import (
         Activation,
+        AttentionCore,
         Column,
         FeatureNorm,
         HeadLocal,
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
         InnerColumn,
         InRegion,
         Plan,
+        Positions,
         Row,
         TokenLocal,
         VocabEmbedding,
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
     from plait.hf.plan import plan_for
     from plait.hf.save import save_pretrained
     from plait.models.activation import Gelu, SwiGLU
-    from plait.parallel.apply import mesh_of, ownership_of, receipt_of
+    from plait.parallel.apply import enter_sequences, mesh_of, ownership_of, receipt_of
+    from plait.parallel.context.core import CausalAttention
+    from plait.parallel.context.sequences import TokenPositions, take_own_tokens
     from plait.parallel.dropout import seed_dropout, set_dropout_offset
     from plait.parallel.grad_norm import clip_grad_norm_
     from plait.parallel.loss import vocab_parallel_cross_entropy, vocab_parallel_entropy, vocab_parallel_log_prob
@@ -55,10 +60,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Activation",
+    "AttentionCore",
+    "CausalAttention",
     "CheckpointError",
     "Column",
     "Columns",
     "ConfigError",
+    "ContextConfig",
     "ContractError",
     "FeatureNorm",
     "Gelu",
@@ -72,12 +80,14 @@ __all__ = [
     "OverlapConfig",
     "PlaitError",
     "Plan",
+    "Positions",
     "QuantizationConfig",
     "QueryHeads",
     "Row",
     "ShardingError",
     "SwiGLU",
     "TokenLocal",
+    "TokenPositions",
     "TransportError",
     "TransportTimeout",
     "VerificationError",
@@ -87,6 +97,7 @@ __all__ = [
     "__version__",
     "build_mesh",
     "clip_grad_norm_",
+    "enter_sequences",
     "gather_tensor",
     "gather_tokens",
     "load_pretrained",
@@ -99,6 +110,7 @@ __all__ = [
     "seed_dropout",
     "set_dropout_offset",
     "shard_tokens",
+    "take_own_tokens",
     "update_amax_history",
     "vocab_parallel_cross_entropy",
     "vocab_parallel_entropy",
@@ -108,9 +120,11 @@ __all__ = [
 _MODULES = {
     "LocalRanks": "plait.comm.launch",
     "build_mesh": "plait.comm.mesh.build",
+    "ContextConfig": "plait.config.axis.context",
     "OverlapConfig": "plait.config.overlap",
     "QuantizationConfig": "plait.config.quantization",
     "Activation": "plait.contract.plan",
+    "AttentionCore": "plait.contract.plan",
     "Column": "plait.contract.plan",
     "FeatureNorm": "plait.contract.plan",
     "HeadLocal": "plait.contract.plan",
@@ -118,6 +132,7 @@ _MODULES = {
     "InRegion": "plait.contract.plan",
     "InnerColumn": "plait.contract.plan",
     "Plan": "plait.contract.plan",
+    "Positions": "plait.contract.plan",
     "Row": "plait.contract.plan",
     "TokenLocal": "plait.contract.plan",
     "VocabEmbedding": "plait.contract.plan",
@@ -137,9 +152,13 @@ _MODULES = {
     "save_pretrained": "plait.hf.save",
     "Gelu": "plait.models.activation",
     "SwiGLU": "plait.models.activation",
+    "enter_sequences": "plait.parallel.apply",
     "mesh_of": "plait.parallel.apply",
     "ownership_of": "plait.parallel.apply",
     "receipt_of": "plait.parallel.apply",
+    "CausalAttention": "plait.parallel.context.core",
+    "TokenPositions": "plait.parallel.context.sequences",
+    "take_own_tokens": "plait.parallel.context.sequences",
     "seed_dropout": "plait.parallel.dropout",
     "set_dropout_offset": "plait.parallel.dropout",
     "clip_grad_norm_": "plait.parallel.grad_norm",

@@ -177,5 +177,5 @@ def _build_run(what: What, config: ModelConfig, num_tokens: int, dtype: torch.dt
         return lambda module, x, mesh: vocab_parallel_cross_entropy(module(x), x, mesh, vocab_size=config.vocab_size)
     if not isinstance(config, LlamaConfig):
         return lambda module, x, mesh: module(x, size_BS)
-    rope = build_rope_tables(config, num_tokens, like=torch.empty((), dtype=dtype))
+    rope = build_rope_tables(config, torch.arange(num_tokens), like=torch.empty((), dtype=dtype))
     return lambda module, x, mesh: module(x, size_BS, rope)

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from plait.config.axis.context import ContextConfig
     from plait.config.axis.pipeline import PipelineConfig
     from plait.config.data import DataConfig
     from plait.config.hf.checkpoint import CheckpointModel
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointModel",
+    "ContextConfig",
     "DataConfig",
     "FineTuneConfig",
     "GptConfig",
@@ -45,6 +47,7 @@ __all__ = [
 
 _MODULES = {
     "CheckpointModel": "hf.checkpoint",
+    "ContextConfig": "axis.context",
     "DataConfig": "data",
     "FineTuneConfig": "run",
     "GptConfig": "model",

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from plait.config.axis.context import ContextConfig
 from plait.config.axis.pipeline import PipelineConfig
 from plait.config.conflicts import list_conflicts
 from plait.config.data import DataConfig
@@ -29,6 +30,7 @@ from plait.errors import ConfigError, describe_nearest
 _SECTIONS: dict[str, type[Section]] = {
     "parallel": ParallelConfig,
     "pipeline": PipelineConfig,
+    "context": ContextConfig,
     "overlap": OverlapConfig,
     "precision": PrecisionConfig,
     "quantization": QuantizationConfig,

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from plait.config.axis.context import ContextConfig
 from plait.config.axis.pipeline import PipelineConfig
 from plait.config.conflicts import list_conflicts
 from plait.config.data import DataConfig
@@ -29,6 +30,7 @@ class AnyRun(Section):
     model: Any
     parallel: ParallelConfig = ParallelConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    context: ContextConfig = ContextConfig()
     overlap: OverlapConfig = OverlapConfig()
     precision: PrecisionConfig = PrecisionConfig()
     quantization: QuantizationConfig = QuantizationConfig()

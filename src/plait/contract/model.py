@@ -15,7 +15,19 @@ from plait.contract.loss import derive_cross_entropy
 from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op
 from plait.contract.parameter import Parameter, derive_parameters_ownership
-from plait.contract.plan import Activation, Column, HeadLocal, Plan, Role, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.contract.plan import (
+    Activation,
+    AttentionCore,
+    Column,
+    HeadLocal,
+    Plan,
+    Positions,
+    Role,
+    Row,
+    TokenLocal,
+    VocabEmbedding,
+    VocabHead,
+)
 from plait.contract.quantization import align_plan, is_block_selected, is_wanted, select_linears
 from plait.contract.setting import Setting
 from plait.contract.step import list_collectives
@@ -31,10 +43,12 @@ def derive_plan(
     widening = "gate_up" if isinstance(config, LlamaConfig) else "up"
     roles: dict[str, Role | str] = {
         "embedding": VocabEmbedding(),
+        "positions": Positions(),
         "layers.*.attention_norm": TokenLocal(),
         "layers.*.attention.wq": Column(query, group="qkv"),
         "layers.*.attention.wk": Column(key_value, group="qkv"),
         "layers.*.attention.wv": Column(key_value, group="qkv"),
+        "layers.*.attention.core": AttentionCore(),
         "layers.*.attention.wo": Row(query),
         "layers.*.mlp_norm": TokenLocal(),
         "layers.*.mlp.w_up": Column(group=widening),

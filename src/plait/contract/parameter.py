@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from plait.contract.plan import (
     Activation,
+    AttentionCore,
     Column,
     FeatureNorm,
     HeadLocal,
@@ -12,6 +13,7 @@ from plait.contract.plan import (
     InnerColumn,
     InRegion,
     Plan,
+    Positions,
     Role,
     Row,
     TokenLocal,
@@ -67,6 +69,8 @@ def derive_parameter_ownership(
             case InRegion() if tp > 1:
                 return Ownership(name, shape, reduced_over="tp")
             case Row() | TokenLocal() | HeadLocal() | Activation() | InRegion() | Whole() | None:
+                return Ownership(name, shape)
+            case AttentionCore() | Positions():  # neither has any
                 return Ownership(name, shape)
     except ShardingError as error:
         raise ShardingError(f"{name} {list(shape)}: {error.message}", hint=error.hint) from error

@@ -13,6 +13,8 @@
 | `InRegion`       | norm, Linear, ..  | Replicate or Shard -> same; it sums its gradients over tp      |
 | `FeatureNorm`    | RMSNorm           | Shard(features) -> same; it sums squares over tp               |
 | `HeadRows`       | norm of each head | Shard(heads) -> same; its parameters have a row for each head  |
+| `AttentionCore`  | CausalAttention   | own heads -> same; brings tokens together over cp              |
+| `Positions`      | TokenPositions    | positions of own tokens of cp                                  |
 | `Whole`          | embedding, norm   | Invariant -> same; all ranks do and learn the same             |
 """
 
@@ -99,6 +101,16 @@ class HeadRows:
 
 
 @dataclass(frozen=True)
+class AttentionCore:
+    """Module that lets queries meet keys, which over a context axis are those of other ranks, too."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Module that tells the positions of the tokens that a model gets."""
+
+
+@dataclass(frozen=True)
 class Whole:
     """Module that every rank holds and uses alike, before the activations are cut or in between."""
 
@@ -115,6 +127,8 @@ Role = (
     | InRegion
     | FeatureNorm
     | HeadRows
+    | AttentionCore
+    | Positions
     | Whole
 )
 
@@ -127,6 +141,8 @@ _BY_NAME: dict[str, Role] = {
     "inner_column": InnerColumn(),
     "in_region": InRegion(),
     "feature_norm": FeatureNorm(),
+    "attention_core": AttentionCore(),
+    "positions": Positions(),
     "whole": Whole(),
 }
 ROLE_NAMES: dict[type[Role], str] = {type(role): name for name, role in _BY_NAME.items()} | {

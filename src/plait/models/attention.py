@@ -4,14 +4,11 @@ The sizes `[B, S]` come from the model, not from the input's shape: under sequen
 only this rank's tokens until the projections have gathered it.
 """
 
-from math import sqrt
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plait.config.model import GptConfig, LlamaConfig
 from plait.models.rope import RopeTables, apply_rope
+from plait.parallel.context.core import CausalAttention
 from plait.parallel.dropout import AttentionDropout
 
 
@@ -31,6 +28,7 @@ class LlamaAttention(nn.Module):
         self.wq = nn.Linear(config.width, query_width, bias=config.qkv_bias)
         self.wk = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
         self.wv = nn.Linear(config.width, kv_width, bias=config.qkv_bias)
+        self.core = CausalAttention()
         self.wo = nn.Linear(query_width, config.width, bias=False)
 
     def forward(self, x_TD: Tensor, size_BS: tuple[int, int], rope: RopeTables) -> Tensor:
@@ -38,13 +36,8 @@ class LlamaAttention(nn.Module):
         q_BSNH = self.wq(x_TD).view(*size_BS, -1, self.head_width)
         k_BSKH = self.wk(x_TD).view(*size_BS, -1, self.head_width)
         v_BSKH = self.wv(x_TD).view(*size_BS, -1, self.head_width)
-        y_BNSH = F.scaled_dot_product_attention(
-            apply_rope(q_BSNH, rope).transpose(1, 2),
-            apply_rope(k_BSKH, rope).transpose(1, 2),
-            v_BSKH.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=True,
-        )
+        q_BSNH, k_BSKH = apply_rope(q_BSNH, rope), apply_rope(k_BSKH, rope)
+        y_BNSH = self.core(q_BSNH.transpose(1, 2), k_BSKH.transpose(1, 2), v_BSKH.transpose(1, 2))
         return self.wo(merge_heads(y_BNSH))
 
 
@@ -64,6 +57,7 @@ class GptAttention(nn.Module):
         self.wq = nn.Linear(config.width, heads_width)
         self.wk = nn.Linear(config.width, heads_width)
         self.wv = nn.Linear(config.width, heads_width)
+        self.core = CausalAttention()
         self.wo = nn.Linear(heads_width, config.width)
         self.dropout = AttentionDropout(config.attention_dropout)
 
@@ -72,19 +66,7 @@ class GptAttention(nn.Module):
         q_BNSH, k_BNSH, v_BNSH = (
             linear(x_TD).view(*size_BS, -1, self.head_width).transpose(1, 2) for linear in (self.wq, self.wk, self.wv)
         )
-        if self.dropout.is_active:
-            y_BNSH = self.dropout(compute_attention_probabilities(q_BNSH, k_BNSH)) @ v_BNSH
-        else:
-            y_BNSH = F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, is_causal=True)
-        return self.wo(merge_heads(y_BNSH))
-
-
-def compute_attention_probabilities(q_BNSH: Tensor, k_BNSH: Tensor) -> Tensor:
-    """Causal softmax of the scaled scores, `[B, N, S, S]`; torch normalises half types in float32."""
-    seq_len, head_width = q_BNSH.shape[-2:]
-    scores_BNSS = q_BNSH @ k_BNSH.transpose(-2, -1) / sqrt(head_width)
-    is_later_SS = torch.ones(seq_len, seq_len, dtype=torch.bool, device=q_BNSH.device).triu(1)
-    return scores_BNSS.masked_fill(is_later_SS, float("-inf")).softmax(-1)
+        return self.wo(merge_heads(self.core(q_BNSH, k_BNSH, v_BNSH, self.dropout)))
 
 
 def merge_heads(y_BNSH: Tensor) -> Tensor:

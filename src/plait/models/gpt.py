@@ -9,6 +9,7 @@ from plait.config.model import GptConfig
 from plait.errors import ConfigError
 from plait.models.attention import GptAttention
 from plait.models.mlp import GptMLP
+from plait.parallel.context.sequences import TokenPositions
 from plait.parallel.dropout import Dropout
 
 
@@ -19,6 +20,7 @@ class GptModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.positions = TokenPositions()
         self.position_embedding = nn.Embedding(config.max_seq_len, config.width)
         self.embedding_dropout = Dropout(config.dropout)
         self.layers = nn.ModuleList(GptBlock(config) for _ in range(config.num_layers))
@@ -34,7 +36,7 @@ class GptModel(nn.Module):
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
         """What the first block reads, `[T, D]`."""
-        positions_T = self._build_positions(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device)
+        positions_T = self._build_positions((tokens_BS.shape[0], tokens_BS.shape[1]), tokens_BS.device)
         x_TD = self.embedding(tokens_BS.flatten()) + self.position_embedding(positions_T)
         return self.embedding_dropout(x_TD)
 
@@ -48,13 +50,14 @@ class GptModel(nn.Module):
         """From what the last block gives to logits."""
         return self.head(self.norm(x_TD))
 
-    def _build_positions(self, batch: int, seq_len: int, device: torch.device) -> Tensor:
+    def _build_positions(self, size_BS: tuple[int, int], device: torch.device) -> Tensor:
+        seq_len = self.positions.find_length(size_BS)
         if seq_len > self.config.max_seq_len:
             raise ConfigError(
                 f"a sequence of {seq_len} tokens has no position embedding beyond {self.config.max_seq_len}",
                 hint="shorten the sequence, or raise model.max_seq_len and train its positions",
             )
-        return torch.arange(seq_len, device=device).repeat(batch)
+        return self.positions(size_BS, device).expand(size_BS).flatten()
 
 
 class GptBlock(nn.Module):

@@ -8,6 +8,7 @@ from plait.config.model import LlamaConfig
 from plait.models.attention import LlamaAttention
 from plait.models.mlp import LlamaMLP
 from plait.models.rope import RopeTables, build_rope_tables
+from plait.parallel.context.sequences import TokenPositions
 
 
 class LlamaModel(nn.Module):
@@ -17,6 +18,7 @@ class LlamaModel(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.positions = TokenPositions()
         self.layers = nn.ModuleList(LlamaBlock(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
@@ -34,7 +36,7 @@ class LlamaModel(nn.Module):
 
     def run_blocks(self, x_TD: Tensor, size_BS: tuple[int, int], blocks: Iterable[nn.Module]) -> Tensor:
         """Some consecutive blocks."""
-        rope = build_rope_tables(self.config, size_BS[1], like=x_TD)
+        rope = build_rope_tables(self.config, self.positions(size_BS, x_TD.device), like=x_TD)
         for block in blocks:
             x_TD = block(x_TD, size_BS, rope)
         return x_TD

@@ -10,24 +10,24 @@ from plait.config.model import Llama3RopeScaling, LlamaConfig
 
 
 class RopeTables(NamedTuple):
-    """Cosine and sine of every position's angles, `[S, H]` each, both halves of `H` alike."""
+    """Cosine and sine of every token's angles, `[S, H]` or `[B, S, H]` each, both halves of `H` alike."""
 
     cos: Tensor
     sin: Tensor
 
 
-def build_rope_tables(config: LlamaConfig, seq_len: int, like: Tensor) -> RopeTables:
-    """Compute the tables for positions `0 .. seq_len-1`, for activations such as `like`.
+def build_rope_tables(config: LlamaConfig, positions: Tensor, like: Tensor) -> RopeTables:
+    """Compute the tables for tokens at `positions`, `[S]` or `[B, S]`, for activations such as `like`.
 
     Angles are taken in float64: in float32 an angle at position 100,000 is off by 4e-3. The tables are float32 for
     half types, else the dtype of `like`. They are computed anew in each forward (a few small ops), so that there is no
     buffer to be cast, moved, or left empty by the meta device.
     """
     frequencies = derive_rope_frequencies(config, like.device)
-    positions = torch.arange(seq_len, dtype=torch.float64, device=like.device)
-    angles_SH = torch.outer(positions, frequencies).repeat(1, 2)
+    angles = positions.to(like.device, torch.float64).unsqueeze(-1) * frequencies
+    angles = torch.cat((angles, angles), -1)
     dtype = torch.promote_types(like.dtype, torch.float32)
-    return RopeTables(angles_SH.cos().to(dtype), angles_SH.sin().to(dtype))
+    return RopeTables(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def derive_rope_frequencies(config: LlamaConfig, device: torch.device | str = "cpu") -> Tensor:
@@ -46,7 +46,7 @@ def _scale(frequencies: Tensor, scaling: Llama3RopeScaling) -> Tensor:
 
 def apply_rope(x_BSNH: Tensor, tables: RopeTables) -> Tensor:
     """Rotate queries or keys by their position's angles, computing in the tables' dtype."""
-    cos_S1H, sin_S1H = tables.cos.unsqueeze(1), tables.sin.unsqueeze(1)
+    cos_S1H, sin_S1H = tables.cos.unsqueeze(-2), tables.sin.unsqueeze(-2)
     first, second = x_BSNH.chunk(2, dim=-1)
     rotated = torch.cat((-second, first), dim=-1)
     return (x_BSNH * cos_S1H + rotated * sin_S1H).to(x_BSNH.dtype)

@@ -8,15 +8,21 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Mesh, build_mesh_from
+from plait.config.axis.context import ContextConfig
 from plait.config.overlap import OverlapConfig, Policy
 from plait.config.parallel import check_axes_run
-from plait.contract.plan import HeadLocal, Plan, Role
+from plait.contract.context.attention import ContextMethod
+from plait.contract.context.mask import AttentionMask
+from plait.contract.context.sequences import Sequences
+from plait.contract.plan import AttentionCore, HeadLocal, Plan, Positions, Role
 from plait.contract.quantization import align_plan
 from plait.errors import ConfigError
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.receipt import Receipt
 from plait.parallel import match
 from plait.parallel.build import Build
+from plait.parallel.context.core import CausalAttention, ContextParallelAttention, build_dropout_error
+from plait.parallel.context.sequences import ContextPositions, Documents, TokenPositions, build_sequences
 from plait.parallel.dropout import AttentionDropout, Dropout
 from plait.parallel.precision.model import (
     ATTRIBUTE,
@@ -28,6 +34,7 @@ from plait.parallel.precision.model import (
     read_quantization,
 )
 from plait.sharding import Interval, Ownership
+from plait.sharding.token_order import Order, build_order
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -44,6 +51,8 @@ class Record:
     ownership: dict[str, Ownership]
     matmul: CollectiveMatmul | None
     """What runs its collective GEMMs, and keeps the receipt; None on one rank."""
+    context: ContextConfig
+    """How sequences are dealt and attended where they are cut."""
     precision: ModelPrecision | None = None
     """Which linears are quantized, and how; None where none is."""
     repeated: frozenset[str] = frozenset()
@@ -57,6 +66,7 @@ def parallelize(
     *,
     overlap: OverlapConfig | Policy = "disabled",
     quantization: Quantization = "none",
+    context: ContextConfig | None = None,
     build: Callable[..., Build] = Build,
     is_kept: Callable[[str], bool] = lambda _: False,
 ) -> ModelT:
@@ -74,6 +84,10 @@ def parallelize(
     blocks are then quantized before they are multiplied, and before what is gathered travels. On one rank such a linear
     becomes a `QuantizedLinear`, which says what the recipe means. Linears for which `is_kept` says so stay as they are.
     The tokens of every model on this mesh are then cut in units that share a scale.
+
+    Over a context axis, `cp`, a model gets its own tokens of each sequence (`plait.enter_sequences`,
+    `plait.take_own_tokens`), and `context` says how attention sees the others; for that it has its core in a
+    `plait.CausalAttention`, with the role `attention_core`, and asks a `plait.TokenPositions` for positions.
 
     A DeviceMesh has an axis `tp`, and may have `dp_replicate`; `mesh_of(model)` is then the mesh that losses want.
     `build` makes the twins.
@@ -96,7 +110,10 @@ def parallelize(
     roles, names = match.drop_aliases(model, roles), match.canonical_names(model)
     weights = {name: ownership[names[f"{name}.weight"]] for name in roles if f"{name}.weight" in names}
     precision = build_precision(quantization, model, mesh, roles, weights, is_kept, plan.num_blocks)
+    context = context or ContextConfig()
+    _check_context(model, roles, mesh)
     _swap(model, _build_dropouts(model, roles))
+    _apply_context(model, roles, mesh, context)
     matmul = CollectiveMatmul(mesh, OverlapConfig.model_validate(overlap)) if mesh.tp.degree > 1 else None
     if matmul is not None:
         twins = build(model, mesh, plan, ownership, names, matmul, precision)
@@ -105,7 +122,7 @@ def parallelize(
     elif precision is not None:
         _swap(model, build_twins(precision, model))
         enter_regions(precision, model, match.list_gather_groups(roles, plan), plan)
-    setattr(model, _RECORD, Record(mesh, plan, ownership, matmul, precision))
+    setattr(model, _RECORD, Record(mesh, plan, ownership, matmul, context, precision))
     setattr(model, ATTRIBUTE, precision)
     return model
 
@@ -139,7 +156,7 @@ def adopt(outer: nn.Module, inner: nn.Module) -> str:
         regions=tuple(f"{path}.{pattern}" for pattern in record.plan.regions),
     )
     ownership = {f"{path}.{name}": replace(own, name=f"{path}.{own.name}") for name, own in record.ownership.items()}
-    setattr(outer, _RECORD, Record(record.mesh, plan, ownership, record.matmul, record.precision))
+    setattr(outer, _RECORD, Record(record.mesh, plan, ownership, record.matmul, record.context, record.precision))
     return path
 
 
@@ -153,6 +170,29 @@ def receipt_of(model: nn.Module) -> Receipt | None:
     """What each collective GEMM of `model` was asked for, runs and costs; None where nothing moves."""
     record = record_of(model)
     return record.matmul.receipt if record and record.matmul else None
+
+
+def enter_sequences(model: nn.Module, seq_len: int, documents: Documents = ()) -> Sequences:
+    """Say, before each forward pass, how long its sequences are, and which documents they are packed from.
+
+    Over a context axis the model then gets `plait.take_own_tokens(tokens, mesh)`. A token sees those of its document
+    only, and its position counts from the start of that. `documents` are intervals of positions, in order, for each
+    row of the batch, of all rows if there is one entry; what is in none of them is padding, and its output means
+    nothing. Where no sequence is cut and there are no documents it need not be called.
+
+    Raises:
+        ShardingError: documents that overlap, or go beyond `seq_len`.
+    """
+    record = record_of(model)
+    if record is not None:
+        sequences = build_sequences(record.mesh, record.context.order, seq_len, documents)
+        record.mesh.sequences = sequences
+        return sequences
+    sequences = Sequences(build_order(Order.CONTIGUOUS, seq_len, 1), 0, AttentionMask(documents=documents))
+    for module in model.modules():
+        if isinstance(module, CausalAttention | TokenPositions):
+            module.mask = sequences.mask
+    return sequences
 
 
 def ownership_of(model: nn.Module) -> dict[str, Ownership]:
@@ -189,6 +229,35 @@ def _build_dropouts(model: nn.Module, roles: dict[str, Role]) -> dict[nn.Module,
         module: AttentionDropout(module.p) if isinstance(roles[name], HeadLocal) else Dropout(module.p)
         for name, module in plain.items()
     }
+
+
+def _check_context(model: nn.Module, roles: dict[str, Role], mesh: Mesh) -> None:
+    """Refuse a model whose attention would see its own tokens only, or drop what never exists."""
+    if mesh.cp.degree == 1:
+        return
+    if not any(isinstance(role, AttentionCore) for role in roles.values()):
+        raise ConfigError(
+            f"parallelize: no module of this {type(model).__name__} has the role attention_core, so over cp of degree "
+            f"{mesh.cp.degree} each token would see those of its own rank only",
+            hint="let a plait.CausalAttention attend, and give it that role in the plan; or leave cp at 1",
+        )
+    for name, role in roles.items():
+        if isinstance(role, HeadLocal) and model.get_submodule(name).p:
+            raise build_dropout_error(name, mesh.cp.degree)
+
+
+def _apply_context(model: nn.Module, roles: dict[str, Role], mesh: Mesh, context: ContextConfig) -> None:
+    """Let attention, positions and dropouts follow the tokens that this rank has of each sequence."""
+    twins: dict[nn.Module, nn.Module] = {}
+    for name, role in roles.items():
+        if isinstance(role, AttentionCore):
+            twins[model.get_submodule(name)] = ContextParallelAttention(mesh, ContextMethod(context.method), name)
+        elif isinstance(role, Positions):
+            twins[model.get_submodule(name)] = ContextPositions(mesh, name)
+    _swap(model, twins)
+    for module in model.modules():
+        if isinstance(module, Dropout) and mesh.cp.degree > 1:
+            module.apply_context(mesh)
 
 
 def _swap(model: nn.Module, twins: dict[nn.Module, nn.Module]) -> None:

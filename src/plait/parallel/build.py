@@ -10,6 +10,7 @@ from torch import nn
 from plait.comm.mesh import Axis, Mesh
 from plait.contract.plan import (
     Activation,
+    AttentionCore,
     Column,
     FeatureNorm,
     HeadLocal,
@@ -17,6 +18,7 @@ from plait.contract.plan import (
     InnerColumn,
     InRegion,
     Plan,
+    Positions,
     Role,
     Row,
     TokenLocal,
@@ -82,7 +84,7 @@ class Build:
                 return self._feature_norm(name, module)
             case HeadRows():
                 return self._head_rows(name, module)
-            case Activation() | Whole():
+            case Activation() | AttentionCore() | Positions() | Whole():
                 return module
 
     def build_gather_groups(self, roles: dict[str, Role]) -> None:

@@ -80,10 +80,15 @@ class Dropout(_KeyedDropout):
     def __init__(self, p: float) -> None:
         super().__init__(p)
         self.mesh: Mesh | None = None
+        self.context_mesh: Mesh | None = None
 
     def apply_mesh(self, mesh: Mesh) -> None:
         """Read from `mesh.tokens` which tokens this rank holds (sequence parallelism)."""
         self.mesh = mesh
+
+    def apply_context(self, mesh: Mesh) -> None:
+        """Read from `mesh.sequences` which tokens of each sequence this rank has (context parallelism)."""
+        self.context_mesh = mesh
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Zero each element with probability `p` and scale the rest to keep the mean."""
@@ -102,8 +107,24 @@ class Dropout(_KeyedDropout):
             else current_tokens(self.mesh, "dropout").intervals[self.mesh.tp.rank]
         )
         first_token = self._require_first_token()
-        rows = Interval(first_token + own.start, first_token + own.stop)
-        return self._draw(shape, (rows, Interval(0, width)), (rows.stop, width), device)
+        runs = [own] if self.context_mesh is None else self._list_runs(self.context_mesh, own)
+        rows = [Interval(first_token + run.start, first_token + run.stop) for run in runs]
+        if len(rows) == 1:
+            return self._draw(shape, (rows[0], Interval(0, width)), (rows[0].stop, width), device)
+        parts = [
+            self._draw(torch.Size((len(each), width)), (each, Interval(0, width)), (each.stop, width), device)
+            for each in rows or [Interval(0, 0)]
+        ]
+        return torch.cat(parts).view(shape)
+
+    def _list_runs(self, mesh: Mesh, own: Interval) -> list[Interval]:
+        """Where own tokens of own sequence parts are in the micro-batch."""
+        if mesh.sequences is None:
+            raise ShardingError(
+                "dropout: sequences are cut over context ranks, but nothing said how long they are",
+                hint="call plait.enter_sequences(model, seq_len) before each forward",
+            )
+        return mesh.sequences.list_runs(own)
 
 
 class FeatureDropout(_KeyedDropout):

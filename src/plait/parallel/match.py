@@ -11,6 +11,7 @@ from plait.contract.parameter import derive_parameter_ownership
 from plait.contract.plan import (
     ROLE_NAMES,
     Activation,
+    AttentionCore,
     Column,
     FeatureNorm,
     HeadLocal,
@@ -18,6 +19,7 @@ from plait.contract.plan import (
     InnerColumn,
     InRegion,
     Plan,
+    Positions,
     Role,
     Row,
     TokenLocal,
@@ -28,6 +30,8 @@ from plait.contract.plan import (
     name_role,
 )
 from plait.errors import ConfigError, ShardingError, describe_nearest
+from plait.parallel.context.core import CausalAttention
+from plait.parallel.context.sequences import TokenPositions
 from plait.parallel.dropout import AttentionDropout, Dropout
 from plait.parallel.region.activation import PointwiseActivation
 from plait.sharding import Ownership
@@ -44,6 +48,8 @@ _EXPECTED: dict[type, tuple[type[nn.Module], ...]] = {
     InRegion: (nn.Module,),
     FeatureNorm: (nn.Module,),
     HeadRows: (nn.Module,),
+    AttentionCore: (CausalAttention,),
+    Positions: (TokenPositions,),
     Whole: (nn.Module,),
 }
 
@@ -120,7 +126,7 @@ def is_region(parent: str, members: Sequence[str], roles: dict[str, Role]) -> bo
     """Whether `parent` holds these columns and what may stand behind them, and nothing that works on own tokens."""
     prefix = f"{parent}." if parent else ""
     others = [role for name, role in roles.items() if name.startswith(prefix) and name not in members]
-    return all(isinstance(role, Row | HeadLocal | Activation) for role in others)
+    return all(isinstance(role, Row | HeadLocal | Activation | AttentionCore) for role in others)
 
 
 def drop_aliases(model: nn.Module, roles: dict[str, Role]) -> dict[str, Role]:

@@ -69,7 +69,7 @@ def build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
     """This rank's part of a model of our own, in the format of the masters, as training starts from it."""
     plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel, quantization=run.quantization)
     whole = build_model(run.model, device="meta", dtype=find_master_dtype(run))
-    model = parallelize(whole, mesh, plan, overlap=run.overlap, quantization=run.quantization)
+    model = parallelize(whole, mesh, plan, overlap=run.overlap, quantization=run.quantization, context=run.context)
     model.to_empty(device=mesh.device)
     initialize(model, run.model, run.seed)
     return model

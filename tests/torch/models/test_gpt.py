@@ -9,8 +9,8 @@ from torch import Tensor
 from plait.config.model import GptConfig
 from plait.errors import ConfigError
 from plait.models import build_model, initialize
-from plait.models.attention import compute_attention_probabilities
 from plait.models.gpt import GptModel
+from plait.parallel.context.core import compute_attention_probabilities
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 
 B, S = 2, 6

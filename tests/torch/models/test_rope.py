@@ -20,7 +20,7 @@ def build_config(**changes: object) -> LlamaConfig:
 def test_turns_pair_i_of_position_s_by_s_times_its_frequency():
     """Pair i is features i and i + H/2: the rotate-half order of Hugging Face weights."""
     x = torch.randn(2, 5, 3, HEAD_WIDTH, dtype=torch.float64)
-    turned = apply_rope(x, build_rope_tables(build_config(), 5, like=x))
+    turned = apply_rope(x, build_rope_tables(build_config(), torch.arange(5), like=x))
     for position in range(5):
         for pair in range(HEAD_WIDTH // 2):
             second = pair + HEAD_WIDTH // 2
@@ -61,8 +61,8 @@ def test_llama3_scaling_equals_the_published_one():
 )
 def test_tables_are_rounded_once_to_at_least_float32(activation, table):
     x = torch.randn(1, 40, 2, HEAD_WIDTH, dtype=activation)
-    tables = build_rope_tables(build_config(), 40, like=x)
-    exact = build_rope_tables(build_config(), 40, like=x.double())
+    tables = build_rope_tables(build_config(), torch.arange(40), like=x)
+    exact = build_rope_tables(build_config(), torch.arange(40), like=x.double())
     assert tables.cos.dtype == tables.sin.dtype == table
     assert torch.equal(tables.cos, exact.cos.to(table))
     assert apply_rope(x, tables).dtype == activation

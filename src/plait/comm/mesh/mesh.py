@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh.axis import Axis, build_axis, build_lone_group, share_memory
+from plait.contract.context.sequences import Sequences
 from plait.errors import ConfigError, ShardingError
 from plait.sharding import AXES, Coordinates, MeshShape, Partition, Split, list_parts
 
@@ -30,6 +31,8 @@ class Mesh:
     """The global rank at each of the coordinates, a dim for each of `AXES`."""
     tokens: Split | None = None
     """How the tokens of the forward pass under way are cut over tp; set where they enter a model."""
+    sequences: Sequences | None = None
+    """What sequences the forward pass under way has, and which of their tokens this rank; set before it begins."""
     token_unit: int = 1
     """How many tokens of a pass stay together, as a scale holds for all of them; that of the models on this mesh."""
     shares_memory: bool = False

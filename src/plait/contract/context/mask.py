@@ -90,6 +90,10 @@ class AttentionMask:
         return total
 
 
+CAUSAL = AttentionMask()
+"""A token sees itself and those before it in its sequence."""
+
+
 def count_band(num_q: int, num_k: int, low: int | None, high: int | None) -> int:
     """How many `0 <= u < num_q`, `0 <= w < num_k` have `low <= u - w <= high`."""
     upper = num_q * num_k if high is None else _count_up_to(num_q, num_k, high)

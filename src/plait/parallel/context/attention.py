@@ -6,15 +6,12 @@ import torch
 from torch import Tensor
 
 from plait.contract.context.attention import ContextMethod
-from plait.contract.context.mask import AttentionMask
+from plait.contract.context.mask import CAUSAL, AttentionMask
 from plait.parallel.context.agree import check_same_attention
 from plait.parallel.context.context import Context, Site, check_tensors
 from plait.parallel.context.exchange import attend_exchanged
 from plait.parallel.context.gather import AllGatherAttention
 from plait.parallel.context.ring import RingAttention
-
-CAUSAL = AttentionMask()
-"""A token sees itself and those before it in its sequence."""
 
 
 def attend(

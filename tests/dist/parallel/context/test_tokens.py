@@ -37,7 +37,7 @@ def rotate() -> None:
         num_layers=1, width=32, num_heads=4, num_kv_heads=2, mlp_width=8, vocab_size=8, max_seq_len=case.size
     )
     q, k, v, _ = case.draw()
-    tables = build_rope_tables(config, case.size, q)
+    tables = build_rope_tables(config, torch.arange(case.size), q)
     rotated = [apply_rope(x.transpose(1, 2), tables).transpose(1, 2) for x in (q, k)]
     expected = torch.nn.functional.scaled_dot_product_attention(*rotated, v, is_causal=True, enable_gqa=True)
     for context in list_contexts(axis, case.size):
