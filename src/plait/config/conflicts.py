@@ -58,6 +58,24 @@ def _list_compile_conflicts(model: AnyModel, train: TrainConfig, quantization: Q
         yield Problem("train.compile", "blocks of a Hugging Face model are not compiled", "set train.compile = false")
 
 
+def _list_recompute_conflicts(train: TrainConfig, model: AnyModel) -> Iterator[Problem]:
+    """A compiler decides by itself what its graphs keep; of a Hugging Face model the core of attention is no module."""
+    if train.recompute != "none" and train.compile:
+        yield Problem(
+            "train.recompute",
+            f"is {train.recompute!r}, and train.compile is set: what a compiled block keeps is the compiler's choice",
+            "leave one of them out",
+        )
+    if train.recompute == "selective" and not isinstance(model, CheckpointModel):
+        yield Problem("train.recompute", "'selective' does not run yet", 'use "full"')
+    if train.recompute == "selective" and isinstance(model, CheckpointModel):
+        yield Problem(
+            "train.recompute",
+            "is 'selective', and the core of attention of a Hugging Face model is no module of its own",
+            'set train.recompute = "full"',
+        )
+
+
 def _list_length_conflicts(model: AnyModel, train: TrainConfig) -> Iterator[Problem]:
     """Positions beyond the model's are not defined."""
     if train.seq_len is not None and train.seq_len > model.max_seq_len:
@@ -197,6 +215,7 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("train",): _list_schedule_conflicts,
     ("model", "parallel"): _list_degree_conflicts,
     ("model", "train"): _list_length_conflicts,
+    ("train", "model"): _list_recompute_conflicts,
     ("model", "parallel", "train"): _list_token_conflicts,
     ("model", "parallel", "pipeline", "train"): list_pipeline_conflicts,
     ("model", "train", "quantization"): _list_compile_conflicts,

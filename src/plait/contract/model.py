@@ -29,6 +29,7 @@ from plait.contract.plan import (
     VocabHead,
 )
 from plait.contract.quantization import align_plan, is_block_selected, is_wanted, select_linears
+from plait.contract.recompute import list_backward
 from plait.contract.setting import Setting
 from plait.contract.step import list_collectives
 from plait.sharding import KeyValueHeads, Ownership, QueryHeads
@@ -200,7 +201,12 @@ class ModelContract:
     @cached_property
     def backward_collectives(self) -> tuple[Collective, ...]:
         """What the rank issues from loss to parameter gradients, in order: the operations of forward in reverse."""
-        return tuple(collective for op in reversed(self.ops) for collective in list_collectives(op.backward))
+        parts = [self.entry, *self.blocks, (*self.exit, self.loss)]
+        return tuple(
+            collective
+            for part in reversed(parts)
+            for collective in list_collectives(list_backward(part, self.setting.recompute))
+        )
 
 
 def derive_model(

@@ -6,7 +6,7 @@ from math import prod
 from plait.config.recipe import Recipe
 from plait.contract.parameter import Parameter
 from plait.contract.setting import Tensor
-from plait.contract.step import Step
+from plait.contract.step import Gemm, Step
 from plait.dtype import DType, width_bytes
 
 
@@ -35,8 +35,15 @@ class Op:
     forward: tuple[Step, ...] = ()
     backward: tuple[Step, ...] = ()
     saved: tuple[Saved, ...] = ()
+    again: tuple[Step, ...] = ()
+    """Steps of forward that are taken a second time before backward, as their results were not kept."""
     recipe: Recipe | None = None
     """How what its GEMMs read is quantized."""
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is the core of attention: it multiplies, but by no weights."""
+        return not self.parameters and any(isinstance(step, Gemm) for step in self.forward)
 
     @property
     def saved_bytes(self) -> int:

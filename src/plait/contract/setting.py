@@ -11,6 +11,7 @@ from plait.sharding import Layout, Placement, Shard, Split, build_split, build_t
 
 if TYPE_CHECKING:  # a linear is explained without pydantic, whose import takes longer
     from plait.config.quantization import QuantizationConfig
+    from plait.config.train import Recompute
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Setting:
 
     Attributes:
         is_calibrated: whether delayed scaling has a history to look back at, as it has from the second step on.
+        recompute: what backward computes again.
     """
 
     batch: int
@@ -40,6 +42,7 @@ class Setting:
     reduce_dtype: DType | None = None
     quantization: "QuantizationConfig | None" = None
     is_calibrated: bool = True
+    recompute: "Recompute" = "none"
 
     @property
     def num_tokens(self) -> int:

@@ -23,6 +23,7 @@ def build_setting(run: RunConfig, tp_rank: int = 0, *, is_calibrated: bool = Tru
         reduce_dtype=run.precision.reduce_dtype,
         quantization=run.quantization,
         is_calibrated=is_calibrated,
+        recompute=run.train.recompute,
     )
 
 

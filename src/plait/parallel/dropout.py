@@ -18,7 +18,7 @@ from plait.parallel.tokens import check_own_tokens, current_tokens
 from plait.sharding import Interval, Split
 
 
-class _KeyedDropout(Handled, nn.Module):
+class KeyedDropout(Handled, nn.Module):
     """What all dropouts share: the rate, and the key and position that fix the mask."""
 
     def __init__(self, p: float) -> None:
@@ -71,7 +71,7 @@ class _KeyedDropout(Handled, nn.Module):
         return self.first_token
 
 
-class Dropout(_KeyedDropout):
+class Dropout(KeyedDropout):
     """Dropout of activations, `[T, D]` or `[T/tp, D]` or with any leading dims of tokens.
 
     Element `[t, d]` of the mask belongs to token `first_token + t` of the run. Saves one byte per element for backward.
@@ -127,7 +127,7 @@ class Dropout(_KeyedDropout):
         return mesh.sequences.list_runs(own)
 
 
-class FeatureDropout(_KeyedDropout):
+class FeatureDropout(KeyedDropout):
     """Dropout of activations whose features are cut, `[T, F/tp]` with any leading dims of tokens.
 
     The mask is the own part of what `Dropout` has at degree 1. Saves one byte per element for backward.
@@ -149,7 +149,7 @@ class FeatureDropout(_KeyedDropout):
         return self._draw(shape, (rows, self.own), (rows.stop, self.features.size), device)
 
 
-class AttentionDropout(_KeyedDropout):
+class AttentionDropout(KeyedDropout):
     """Dropout of attention probabilities `[B, N, S, S]` or `[B, N/tp, S, S]`.
 
     The mask belongs to the global sequence and head. Saves one byte per element for backward.
@@ -206,7 +206,7 @@ class _Mask(torch.autograd.Function):
 @torch.library.custom_op("plait::draw_mask", mutates_args=())
 def draw_mask(x: Tensor, dropout: Tensor) -> Tensor:
     """What this dropout keeps of `x`, whose values it does not look at."""
-    found: _KeyedDropout = find_by_handle(dropout)
+    found: KeyedDropout = find_by_handle(dropout)
     return found.draw_mask(x.shape, x.device)
 
 
@@ -218,7 +218,7 @@ def _(x: Tensor, dropout: Tensor) -> Tensor:
 def seed_dropout(model: nn.Module, seed: int) -> None:
     """Key everything that `model` draws by `seed` and module path: dropouts, and what gradients are rounded by."""
     for name, module in model.named_modules():
-        if isinstance(module, _KeyedDropout):
+        if isinstance(module, KeyedDropout):
             module.key = derive_key(seed, "dropout", name)
     for precision in find_precisions(model):
         for linear in precision.linears.values():
@@ -238,7 +238,7 @@ class TokenOffset:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._dropouts = [module for module in model.modules() if isinstance(module, _KeyedDropout)]
+        self._dropouts = [module for module in model.modules() if isinstance(module, KeyedDropout)]
         self._linears = [linear for each in find_precisions(model) for linear in each.linears.values()]
 
     def set(self, first_token: int) -> None:

@@ -21,7 +21,7 @@ from plait.parallel.region import compiled
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup, ColumnGroupFunction, Outputs
 from plait.parallel.region.quantizer import PLAIN
-from plait.parallel.region.row import RowFunction
+from plait.parallel.region.row import KeepRow, RowFunction
 from plait.sharding import Invariant, Replicate
 
 
@@ -121,7 +121,11 @@ class InnerColumnLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Linear whose input features are cut over tp; `[T, F/tp]` -> `[T/tp, D]`, or `[T, D]` in all-reduce mode."""
+    """Linear whose input features are cut over tp; `[T, F/tp]` -> `[T/tp, D]`, or `[T, D]` in all-reduce mode.
+
+    Attributes:
+        is_only_kept: whether nobody reads what it gives, so that it keeps its input for backward and does no more.
+    """
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -131,6 +135,7 @@ class RowParallelLinear(nn.Module):
         self.register_parameter("weight", weight)
         self.register_parameter("bias", bias)
         self.exit = exit
+        self.is_only_kept = False
 
     def forward(self, input: Tensor) -> Tensor:
         """Multiply the own features, `[T, F/tp]`, then sum over tp. Named as in nn.Linear.
@@ -146,6 +151,8 @@ class RowParallelLinear(nn.Module):
             )
         if torch.compiler.is_compiling():
             return compiled.run_row(x_shard, self.weight, self.bias, self.exit)
+        if self.is_only_kept:
+            return KeepRow.apply(x_shard, self.weight, self.bias, self.exit)
         return RowFunction.apply(x_shard, self.weight, self.bias, self.exit, torch.is_grad_enabled())
 
     def extra_repr(self) -> str:

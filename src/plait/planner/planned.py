@@ -130,7 +130,7 @@ def is_linear(op: Op) -> bool:
 
 def is_attention(op: Op) -> bool:
     """Whether an operation is the attention core."""
-    return bool(not op.parameters and list_gemms(op.forward))
+    return op.is_attention
 
 
 def _count_parameters(ops: tuple[Op, ...], rank: int) -> int:

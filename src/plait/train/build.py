@@ -17,6 +17,7 @@ from plait.hf.convert.parts import list_parts
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.load import load_pretrained, open_directory
 from plait.hf.plan import plan_for
+from plait.models.blocks import prepare_blocks
 from plait.models.init import initialize
 from plait.models.registry import build_model
 from plait.parallel.apply import parallelize
@@ -33,8 +34,7 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     """
     if isinstance(run, RunConfig):
         model = build_native(run, mesh)
-        if run.train.compile:
-            _compile_blocks(model)
+        prepare_blocks(model, run.train, mesh)
     else:
         model = _load_directory(run, mesh)
     seed_dropout(model, run.seed)
@@ -78,13 +78,6 @@ def build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
 def find_master_dtype(run: RunConfig | FineTuneConfig) -> torch.dtype:
     """In which format weights and gradients are kept: float32, or float64 in a verification."""
     return torch.promote_types(getattr(torch, run.precision.compute), torch.float32)
-
-
-def _compile_blocks(model: nn.Module) -> None:
-    """One graph for all blocks, as they are alike; what moves between ranks stays in the order of eager mode."""
-    blocks = model.get_submodule("layers")
-    for block in blocks.children():
-        block.compile(fullgraph=True, dynamic=False)
 
 
 def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:

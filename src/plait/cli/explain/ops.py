@@ -1,7 +1,7 @@
 """The table of operations of `plait explain MODEL`: layouts, weights, collectives, bytes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 
 from plait.cli.explain.show import NOTHING, Table, format_payloads, format_shape
@@ -69,7 +69,9 @@ def _format_indices(indices: Sequence[int]) -> str:
 def _split_op(op: Op, rank: int, indent: str) -> Iterator[_Row]:
     names = op.name.rpartition(".")[2].split("|")
     weights = _list_weights(op, rank) or [()]
-    forward, backward = (_spread(list_moves(steps), names) for steps in (op.forward, op.backward))
+    again = [replace(move, tensor=f"{move.tensor} again") for move in list_moves(op.again)]
+    forward = _spread(list_moves(op.forward), names)
+    backward = _spread([*again, *list_moves(op.backward)], names)
     for index, name in enumerate(names):
         target = _format_tensors(op.outputs[index : index + 1])
         yield _Row(indent + name, _format_tensors(op.inputs), target, weights[index], forward[index], backward[index])

@@ -125,7 +125,7 @@ def _build_wire_table(contract: ModelContract, ops: Sequence[Op]) -> Table:
     for op in ops:
         if op.recipe is not None:
             of = op.name.rpartition(".")[2]
-            for phase, steps in (("forward", op.forward), ("backward", op.backward)):
+            for phase, steps in (("forward", op.forward), ("again", op.again), ("backward", op.backward)):
                 for move in list_moves(steps):
                     _add_wire_rows(table, op, move, (phase, of), dtype)
     return table

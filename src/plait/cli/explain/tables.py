@@ -103,7 +103,10 @@ def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]]) -> Table:
 
 
 def list_step_notes(run: RunConfig) -> Iterator[str]:
-    """What a step is made of, where that is more than one micro-batch."""
+    """What is computed twice, and what a step is made of, where that is more than one micro-batch."""
+    if run.train.recompute != "none":
+        what = "the core of attention" if run.train.recompute == "selective" else "every block but its last linear"
+        yield f"train.recompute = {run.train.recompute}: backward computes {what} again, which is counted"
     repeats, dp = run.train.gradient_accumulation, run.parallel.dp
     if repeats * dp > 1:
         where = f" on each of {dp} dp ranks" if dp > 1 else ""

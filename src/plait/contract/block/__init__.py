@@ -7,6 +7,7 @@ from plait.config.recipe import Recipe
 from plait.contract.block.attention import derive_attention
 from plait.contract.block.mlp import derive_mlp
 from plait.contract.op import Op
+from plait.contract.recompute import apply_recompute
 from plait.contract.setting import Setting
 from plait.sharding import Ownership
 
@@ -20,7 +21,8 @@ def derive_block(
 ) -> tuple[Op, ...]:
     """The operations of block `index`; `recipes` are those of the linears that are quantized, by module."""
     block = f"layers.{index}"
-    return (
+    ops = (
         *derive_attention(config, setting, ownership, recipes, block),
         *derive_mlp(config, setting, ownership, recipes, block),
     )
+    return apply_recompute(ops, setting.recompute)

@@ -30,6 +30,7 @@ def build_op_record(op: Op, setting: Setting) -> Record:
         "outputs": [_build_tensor_record(tensor, setting) for tensor in op.outputs],
         "parameters": [_build_parameter_record(parameter, setting) for parameter in op.parameters],
         "forward": [_build_step_record(step, op, setting) for step in op.forward],
+        "again": [_build_step_record(step, op, setting) for step in op.again],
         "backward": [_build_step_record(step, op, setting) for step in op.backward],
         "saved": [
             {"name": saved.name, "shape": saved.shape, "dtype": saved.dtype, "bytes": saved.num_bytes}

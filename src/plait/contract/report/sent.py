@@ -32,7 +32,7 @@ def build_sent(run: RunConfig, contract: ModelContract) -> Sent:
     """What a rank sends in a step of `run`, added up."""
     parts = {"numbers": 0.0, "scales": 0.0, "magnitudes": 0.0, "others": 0.0}
     for op in contract.ops:
-        for step in (*op.forward, *op.backward):
+        for step in (*op.forward, *op.again, *op.backward):
             if isinstance(step, Move):
                 for name, sent in _share_out(op, step, contract.setting).items():
                     parts[name] += sent * run.train.gradient_accumulation

@@ -36,7 +36,7 @@ class CollectiveTally:
 
 @dataclass(frozen=True)
 class Tally:
-    """What operations add up to on one rank."""
+    """What operations add up to on one rank; backward with what it takes again."""
 
     forward_flops: int
     backward_flops: int
@@ -83,8 +83,8 @@ def build_tally(ops: Iterable[Op]) -> Tally:
     ops = tuple(ops)
     return Tally(
         forward_flops=sum(sum_flops(op.forward) for op in ops),
-        backward_flops=sum(sum_flops(op.backward) for op in ops),
+        backward_flops=sum(sum_flops((*op.again, *op.backward)) for op in ops),
         forward=count_collectives(each for op in ops for each in list_collectives(op.forward)),
-        backward=count_collectives(each for op in ops for each in list_collectives(op.backward)),
+        backward=count_collectives(each for op in ops for each in list_collectives((*op.again, *op.backward))),
         saved_bytes=sum(op.saved_bytes for op in ops),
     )

@@ -101,6 +101,21 @@ class RowFunction(torch.autograd.Function):
         return (*run_backward(ctx.exit, grad_y, x, ctx.kept, weight, needs, following), None, None)
 
 
+class KeepRow(torch.autograd.Function):
+    """Keeps for backward what `RowFunction` would, and gives nothing that may be read: memory, as it comes.
+
+    For a forward that is computed again though its result is there. What quantizes agrees on magnitudes all the same.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, exit: Boundary) -> Tensor:
+        num_rows = exit.count_rows(x, is_inside=True)
+        reading = exit.quantizer.read(x, num_rows, [weight], _find_needs(ctx, has_backward=True))
+        ctx.save_for_backward(reading.kept, weight)
+        shape = x.shape[:-1] if x.dim() > 2 else (exit.count_outside(num_rows),)
+        return x.new_empty(*shape, weight.shape[0])
+
+
 def _find_needs(ctx: Any, *, has_backward: bool) -> Needs:
     """None of them where autograd does not look on; of tensors alone that is not known."""
     x, weight, bias = ctx.needs_input_grad[:3] if has_backward else (False, False, False)

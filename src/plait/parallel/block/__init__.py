@@ -1,0 +1,1 @@
+"""What is done to a whole block of a model: computing it again in backward, compiling it."""
