@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from plait.config.axis.pipeline import list_pipeline_conflicts
+from plait.config.axis.pipeline import PipelineConfig, list_pipeline_conflicts
 from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.model import GptConfig, LlamaConfig
 from plait.config.overlap import OverlapConfig
@@ -58,8 +58,15 @@ def _list_compile_conflicts(model: AnyModel, train: TrainConfig, quantization: Q
         yield Problem("train.compile", "blocks of a Hugging Face model are not compiled", "set train.compile = false")
 
 
-def _list_recompute_conflicts(train: TrainConfig, model: AnyModel) -> Iterator[Problem]:
+def _list_recompute_conflicts(model: AnyModel, pipeline: PipelineConfig, train: TrainConfig) -> Iterator[Problem]:
     """A compiler decides by itself what its graphs keep; of a Hugging Face model the core of attention is no module."""
+    if train.recompute != "none" and pipeline.schedule == "zero_bubble":
+        yield Problem(
+            "train.recompute",
+            f"is {train.recompute!r}, and pipeline.schedule is 'zero_bubble', whose two halves of backward would each "
+            "compute it again",
+            "use another schedule, or none",
+        )
     if train.recompute != "none" and train.compile:
         yield Problem(
             "train.recompute",
@@ -215,7 +222,7 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("train",): _list_schedule_conflicts,
     ("model", "parallel"): _list_degree_conflicts,
     ("model", "train"): _list_length_conflicts,
-    ("train", "model"): _list_recompute_conflicts,
+    ("model", "pipeline", "train"): _list_recompute_conflicts,
     ("model", "parallel", "train"): _list_token_conflicts,
     ("model", "parallel", "pipeline", "train"): list_pipeline_conflicts,
     ("model", "train", "quantization"): _list_compile_conflicts,

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -29,6 +31,22 @@ def test_degree_that_cannot_be_realised_is_refused(changes: dict[str, int], tp: 
     model = TINY.model_validate({**TINY.model_dump(), **changes})
     with pytest.raises(ValidationError, match=message):
         RunConfig(model=model, parallel=ParallelConfig(tp=tp))
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"train": {"recompute": "full", "compile": True}}, r"what a compiled block keeps is the compiler's choice"),
+        (
+            {"train": {"recompute": "full"}, "pipeline": {"schedule": "zero_bubble"}},
+            r"whose two halves of backward would each compute it again",
+        ),
+    ],
+    ids=["compiled", "split backward"],
+)
+def test_recompute_that_nothing_runs_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=rf"train\.recompute: .*{message}"):
+        RunConfig.model_validate({"model": TINY, **sections})
 
 
 def test_sequence_parallel_needs_a_token_for_every_rank() -> None:
