@@ -18,6 +18,7 @@ from plait.config.run import FineTuneConfig, RunConfig
 from plait.errors import PlaitError
 from plait.train.build import check_model
 from plait.train.corpus.tokenize import check_data
+from plait.train.faults.restart import permit_resume, train_with_restarts
 from plait.train.loop import Summary, train
 from plait.train.stop import StopRequest
 
@@ -30,14 +31,17 @@ def command(config: str, overrides: Sequence[str]) -> None:
 
     CONFIG is a TOML file; model.path=DIR trains the weights of a Hugging Face directory further. Under torchrun or
     Slurm this process is one rank; alone it starts all ranks of the mesh on this machine. Ctrl-C finishes the
-    step, saves it and ends. Progress goes to stderr; where the checkpoint and the metrics are, to stdout as JSON.
+    step, saves it and ends; local ranks of which one dies are started again as often as train.max_restarts says.
+    Progress goes to stderr; where the checkpoint and the metrics are, to stdout as JSON.
     """
     launch = detect_launch(os.environ)
     run = _check(launch, config, overrides)
     if launch.kind == "alone":
         summary = _start_local(run)
     else:
-        with init_from_environment(launch, run.train.timeout_s):
+        if launch.attempt:
+            run = permit_resume(run)
+        with init_from_environment(launch, run.train.timeout_s, run.train.start_timeout_s):
             summary = train_rank(run)
     if launch.rank == 0:
         click.echo(json.dumps(summary.to_json(), indent=2))
@@ -58,10 +62,16 @@ def _check(launch: Launch, config: str, overrides: Sequence[str]) -> RunConfig |
 
 
 def _start_local(run: RunConfig | FineTuneConfig) -> Summary:
-    world_size = run.parallel.mesh_shape.world_size
-    if world_size == 1:
+    if run.parallel.mesh_shape.world_size == 1 and not run.train.max_restarts:
         return train_rank(run)
-    with LocalRanks(world_size, timeout_s=run.train.timeout_s) as ranks, StopRequest(ranks.ask_to_stop):
+    return train_with_restarts(run, _start_ranks)
+
+
+def _start_ranks(run: RunConfig | FineTuneConfig) -> Summary:
+    ranks = LocalRanks(
+        run.parallel.mesh_shape.world_size, timeout_s=run.train.timeout_s, start_timeout_s=run.train.start_timeout_s
+    )
+    with ranks, StopRequest(ranks.ask_to_stop):
         summary: Summary = ranks.call(train_rank, run=run)[0]
     return summary
 

@@ -11,6 +11,7 @@ requires grad goes through `plait.comm.autograd.redistribute`.
 """
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -171,10 +172,12 @@ def apply(
 
 def _run(issue: Callable[..., Any], axis: Axis, *args: Any) -> None:
     """Issue a collective and wait for it. The caller's frame holds every tensor until then."""
+    start = time.perf_counter()
     try:
         issue(*args, group=axis.group)
     except RuntimeError as error:
         raise build_transport_error(error) from error
+    trace.note_wait(time.perf_counter() - start)
 
 
 def build_transport_error(error: RuntimeError, message: str = "") -> TransportError:

@@ -19,6 +19,7 @@ from plait.comm.environment import Launch
 from plait.comm.failure import GRACE_S, Outcome, RankReport, build_failure
 from plait.comm.message import Result, Setup, Task
 from plait.comm.process import RankProcess, find_news, wait_for_end
+from plait.comm.shared.abandoned import remove_abandoned_memory
 from plait.errors import ConfigError, TransportError
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -35,7 +36,9 @@ imported_script: ContextVar[str | None] = ContextVar("imported_script", default=
 
 
 @contextmanager
-def init_from_environment(launch: Launch, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
+def init_from_environment(
+    launch: Launch, timeout_s: float = DEFAULT_TIMEOUT_S, start_timeout_s: float = START_TIMEOUT_S
+) -> Iterator[None]:
     """Be one rank of a world that torchrun or Slurm started, inside the block.
 
     The process group is up in the block. A rank that leaves it with an error, dies or hangs ends the others: one of
@@ -46,7 +49,7 @@ def init_from_environment(launch: Launch, timeout_s: float = DEFAULT_TIMEOUT_S) 
     """
     from plait.comm.membership import join  # noqa: PLC0415 (the launcher of local ranks needs no torch)
 
-    with join(launch, timeout_s, START_TIMEOUT_S):
+    with join(launch, timeout_s, start_timeout_s):
         yield
 
 
@@ -54,8 +57,9 @@ class LocalRanks:
     """Ranks as processes of this machine, with a process group that stays up from call to call.
 
     `timeout_s` bounds a collective that not every rank joins, and the time between the first and the last rank to
-    return from a call; `call_timeout_s`, where given, a whole call. Close it, or use it as a context manager. The ranks
-    meet in a file, not at a port, and talk over the loopback interface; what they print appears as it is.
+    return from a call; `call_timeout_s`, where given, a whole call; `start_timeout_s` the time until all are up. Close
+    it, or use it as a context manager. The ranks meet in a file, not at a port, and talk over the loopback interface;
+    what they print appears as it is.
 
     Raises:
         PlaitError: the ranks could not be started.
@@ -67,6 +71,7 @@ class LocalRanks:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         call_timeout_s: float | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
         device_type: Literal["cpu"] | None = None,
     ) -> None:
         if not 1 <= world_size <= MAX_LOCAL_RANKS:
@@ -91,8 +96,8 @@ class LocalRanks:
         with self._ended_on_error():
             for rank in range(world_size):
                 setup = Setup(rank, world_size, timeout_s, device_type, directory, os.getpid())
-                self._processes.append(RankProcess(setup))
-            self._collect(START_TIMEOUT_S)
+                self._processes.append(_start_process(setup))
+            self._collect(start_timeout_s)
 
     def call(self, function: Callable[..., Any], **kwargs: Any) -> list[Any]:
         """Run a module-level function on every rank; the results in rank order.
@@ -142,6 +147,7 @@ class LocalRanks:
     def _fail(self, error: BaseException) -> None:
         self.failure = str(error).partition("\n")[0] or type(error).__name__
         self._end()
+        remove_abandoned_memory()
 
     def _collect(self, limit_s: float | None) -> list[Any]:
         """The results of all ranks. Else their error, and their end, unless all raised together and are in step."""
@@ -179,6 +185,15 @@ class LocalRanks:
         elif isinstance(answer, Result):
             answer = RankReport(process.rank, Outcome.RETURNED)
         return process.annotate(answer)
+
+
+def _start_process(setup: Setup) -> RankProcess:
+    try:
+        return RankProcess(setup)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        hint = "set TMPDIR to a folder with room, or free memory for processes"
+        raise ConfigError(f"rank {setup.rank} cannot be started: {what}", hint=hint) from error
 
 
 def _is_in_step(reports: list[RankReport]) -> bool:

@@ -27,6 +27,7 @@ from plait.comm.board import ANSWER_S, POLL_S, Board, StoreLost
 from plait.comm.environment import Launch
 from plait.comm.failure import GRACE_S, Outcome, RankReport, build_failure
 from plait.comm.group import choose_device, start_group
+from plait.comm.shared.abandoned import remove_abandoned_memory
 from plait.errors import ConfigError, PlaitError, TransportError, TransportTimeout
 
 _HEAR_S = GRACE_S + 6 * POLL_S
@@ -137,6 +138,7 @@ def _fail(board: Board, error: BaseException) -> NoReturn:
         raise error
     if threading.current_thread() is threading.main_thread():
         signal.signal(SIGTERM, signal.SIG_IGN)
+    remove_abandoned_memory()
     own = RankReport.of_error(board.rank, error)
     try:
         is_first = board.claim_failure()

@@ -1,4 +1,5 @@
-"""What this rank has issued: every collective and every message of one while recording, the latest collectives always.
+"""What this rank has issued: every collective and every message of one while recording, the latest collectives always;
+and how long it has waited for others.
 
 The latest are noted as bytes in a small buffer. A launcher puts that buffer into memory that it shares with the rank,
 so that the last collectives of a rank that was killed or hangs can still be read.
@@ -101,6 +102,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.traces: list[Trace] = []
         self.notes: Notes = bytearray(NOTES_BYTES)
+        self.waited_s = 0.0
         self._total = 0
         self._counts: dict[str, int] = {}
         self._known: dict[tuple[Any, ...], tuple[Issued, int, bytes, bytes]] = {}
@@ -136,6 +138,10 @@ class _Recorder:
         for trace in self.traces:
             trace.moved.append(Moved("received", message, num_bytes, label))
 
+    def note_wait(self, wait_s: float) -> None:
+        """Add a wait for other ranks, for what they do and what they send."""
+        self.waited_s += wait_s
+
     def forget(self) -> None:
         """Count and remember afresh."""
         self._counts.clear()
@@ -166,6 +172,7 @@ note_sent = _recorder.note_sent
 note_received = _recorder.note_received
 note_wish = _recorder.note_wish
 note_transfer = _recorder.note_transfer
+note_wait = _recorder.note_wait
 
 
 @contextmanager
@@ -196,6 +203,11 @@ def last_collective() -> Noted | None:
     """The latest collective of this rank, recording or not."""
     _, noted = read_notes(copy_notes())
     return noted[-1] if noted else None
+
+
+def waited_s() -> float:
+    """How long this rank has waited for others so far; what a CUDA device waits is not in it."""
+    return _recorder.waited_s
 
 
 def identify(who: str) -> None:

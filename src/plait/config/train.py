@@ -52,3 +52,10 @@ class TrainConfig(Section):
     tensorboard: bool = False
     timeout_s: PositiveFloat = 300.0
     """How long a collective waits for absent ranks."""
+    start_timeout_s: PositiveFloat = 300.0
+    """How long ranks have to start and to find each other."""
+    max_restarts: Annotated[int, Field(ge=0)] = 0
+    """How often ranks that `plait train` starts itself are started again, from the newest checkpoint, when one of them
+    dies, hangs or crashes; torchrun has `--max-restarts` for its own."""
+    check_pace_every: Every = 10
+    """Steps over which it is measured how long each rank is busy and how long it waits, to name one that is slow."""

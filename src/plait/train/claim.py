@@ -1,14 +1,16 @@
-"""One run at a time in a folder: two would mix their checkpoints and metrics."""
+"""One run at a time in a folder: two would mix their checkpoints and metrics. A killed one leaves nothing there."""
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from plait.checkpoint.names import WRITING
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
-from plait.errors import ConfigError
+from plait.errors import ConfigError, TransportError
 
 
 @contextmanager
@@ -22,11 +24,37 @@ def claim_folder(folder: Path, mesh: Mesh) -> Iterator[None]:
     with together(mesh):
         if mesh.rank == 0:
             descriptor = _lock(folder)
+            _remove_leftovers(folder)
     try:
         yield
+    except TransportError:
+        if mesh.rank != 0:
+            # The first rank, which clears up what it wrote, may be the one that is gone.
+            clear_leftovers(folder)
+        raise
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a run that was killed was writing in `folder`, if no run is there."""
+    if not folder.is_dir():
+        return
+    try:
+        descriptor = _lock(folder)
+    except ConfigError:
+        return
+    _remove_leftovers(folder)
+    os.close(descriptor)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for leftover in [*folder.glob(f"{WRITING}*"), *folder.glob(f"checkpoints/{WRITING}*")]:
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def _lock(folder: Path) -> int:

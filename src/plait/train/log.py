@@ -11,6 +11,7 @@ from plait.comm.mesh import Mesh
 from plait.config.run import AnyRun
 from plait.errors import ConfigError
 from plait.overlap.receipt import Receipt, build_receipt_table
+from plait.train.faults.pace import Pace, SlowRanks
 from plait.train.metrics import MetricsFile, Rates, Record
 from plait.train.progress import ProgressDisplay
 from plait.train.state import Position
@@ -26,6 +27,8 @@ class Done:
     result: StepResult
     learning_rate: float
     elapsed_s: float
+    pace: Pace | None = None
+    """Of all ranks over the latest steps, where that was measured after this one."""
 
 
 class RunLog:
@@ -41,6 +44,7 @@ class RunLog:
         self._run, self._mesh, self._first_step = run, mesh, first_step
         self._is_writer = mesh.rank == 0
         self._has_written = False
+        self._slow_ranks = SlowRanks()
         self._rates = Rates.build(run, step_flops, mesh.device)
 
     def __enter__(self) -> Self:
@@ -72,11 +76,14 @@ class RunLog:
             "learning_rate": done.learning_rate,
             "tokens": done.position.consumed_sequences * self._run.seq_len,
             **self._rates.measure(done.elapsed_s),
+            **(done.pace.to_record() if done.pace is not None else {}),
         }
         if self._is_writer:
             self._metrics.write(record)
         if step % self._run.train.log_every == 0 or done.result.is_stop_requested:
             self._display.show(step, record)
+        if done.pace is not None and (change := self._slow_ranks.describe_change(done.pace)) is not None:
+            self._display.say(f"step {step}: {change}")
         if done.result.is_stop_requested:
             self._display.say(f"asked to stop: saving step {step}")
         if not self._has_written:
@@ -108,4 +115,5 @@ def _replace_text(path: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
         beside.replace(path)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error

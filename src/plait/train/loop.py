@@ -1,6 +1,5 @@
 """The whole of a training run on one rank: data, model, resume, steps, metrics, checkpoints."""
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from plait.train.build import build_trainer
 from plait.train.claim import claim_folder
 from plait.train.corpus.tokenize import prepare_tokens
 from plait.train.corpus.windows import Windows, read_micro_batches
+from plait.train.faults.pace import PaceMeter
 from plait.train.log import Done, RunLog
 from plait.train.metrics import count_step_flops
 from plait.train.replicas import check_replicas, check_same_batch, check_same_config
@@ -96,8 +96,9 @@ def take_steps(trainer: Trainer, windows: Windows, position: Position, request: 
     """Take the steps that are left, until the last or until any rank was asked to stop."""
     run, mesh = trainer.run, trainer.mesh
     first_step = position.step
+    meter = PaceMeter(mesh, run.train.check_pace_every)
     while position.step < run.train.steps:
-        started = time.perf_counter()
+        started = meter.begin()
         batches = list(read_micro_batches(windows, run, position.consumed_sequences, mesh.dp.rank))
         if position.step == first_step:
             check_same_batch(batches, mesh)
@@ -106,7 +107,8 @@ def take_steps(trainer: Trainer, windows: Windows, position: Position, request: 
         position = position.advance(run)
         if is_due(position.step, run.train.check_replicas_every):
             check_replicas(trainer.model, mesh)
-        yield Done(position, result, learning_rate, time.perf_counter() - started)
+        elapsed_s = meter.end(started)
+        yield Done(position, result, learning_rate, elapsed_s, meter.compare())
         if result.is_stop_requested:
             return
 

@@ -145,13 +145,23 @@ class MetricsFile:
         """Append one step; a value that is not finite, which JSON cannot say, is null."""
         finite = {key: value if value is None or math.isfinite(value) else None for key, value in record.items()}
         try:
-            self._file.write(json.dumps(finite, allow_nan=False).encode() + b"\n")
+            self._append(json.dumps(finite, allow_nan=False).encode() + b"\n")
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be written ({error.strerror})") from error
         if self._board is not None:
             for key, value in finite.items():
                 if key != "step" and value is not None:
                     self._board.add_scalar(key, value, record["step"])
+
+    def _append(self, line: bytes) -> None:
+        """Write all of a line or none of it: of a line for which there is not enough room the system writes a part."""
+        size_bytes = self._file.tell()
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError:
+            self._file.truncate(size_bytes)
+            raise
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -171,8 +181,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def _keep_until(path: Path, step: int) -> None:
     kept = [record for record in read_metrics(path) if record["step"] <= step]
     beside = path.with_name(f".writing-{path.name}")
-    beside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
-    beside.replace(path)
+    try:
+        beside.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def _build_board(folder: Path, resumed_step: int) -> Any:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from plait.comm import trace
+from plait.comm.shared.abandoned import MEMORY as FOLDER
+from plait.comm.shared.abandoned import PREFIX, create_held
 from plait.comm.shared.flags import LINE_WORDS, WORD_BYTES, Flags
 from plait.errors import TransportError
 from plait.units import format_bytes
-
-FOLDER = Path("/dev/shm")
-"""A file system in memory."""
 
 _ADVICE = f"enlarge {FOLDER} (docker run --shm-size, mount -o remount,size=...) or set overlap.transport=ring"
 
@@ -113,23 +112,24 @@ def _punch(file: int, start: int, num_bytes: int) -> None:
     )
 
 
-def create_file(num_bytes: int, end: bytes) -> Path:
-    """A new file of `num_bytes`, the last of which are `end`; this user alone may open it.
+def create_file(num_bytes: int, end: bytes) -> tuple[Path, int]:
+    """A new file of `num_bytes`, the last of which are `end`, and the descriptor by which it is held.
+
+    This user alone may open it. It is to be unlinked before it is let go.
 
     Raises:
         OSError: there is no such file system, or no room.
     """
-    path = FOLDER / f"plait-{os.getpid()}-{secrets.token_hex(8)}"
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    path = FOLDER / f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+    file = create_held(path)
     try:
         os.posix_fallocate(file, 0, num_bytes)
         os.pwrite(file, end, num_bytes - len(end))
     except OSError:
         path.unlink()
-        raise
-    finally:
         os.close(file)
-    return path
+        raise
+    return path, file
 
 
 def map_file(file: int, num_bytes: int, start: int = 0) -> mmap.mmap:

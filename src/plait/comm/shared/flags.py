@@ -85,14 +85,19 @@ class Flags:
             TransportError: that rank has died.
         """
         words = self.words
+        if words[word] >= value:
+            return
+        begun = time.monotonic()
         for _ in range(self._spins):
             if words[word] >= value:
+                trace.note_wait(time.monotonic() - begun)
                 return
         start, waited_s = time.monotonic(), 0.0
         while words[word] < value:
             self._sleep(word, value)
             waited_s = time.monotonic() - start
             self._check(word, value, rank, waited_s)
+        trace.note_wait(start + waited_s - begun)
         if waited_s < _SHORT_S:
             self._spins = min(_GROWTH * self._spins, self._most_spins)
         else:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from plait.comm import trace
 from plait.comm.shared import futex
+from plait.comm.shared.abandoned import remove_abandoned_memory
 from plait.comm.shared.arena import Arena, create_file, describe_room, map_file
 from plait.comm.shared.channel import Channel
 from plait.comm.shared.collectives import SharedCollectives
@@ -65,7 +66,7 @@ def build_shared_memory(
         TransportError: a rank did not take part.
     """
     num_bytes = _num_control_bytes(len(ranks))
-    own = _offer(rank, num_bytes)
+    own, held = _offer(rank, num_bytes)
     try:
         offers = _exchange(own, group)
         if (lack := _list_lacks(ranks, [offer.lack for offer in offers])) is not None:
@@ -74,8 +75,9 @@ def build_shared_memory(
         lack = _list_lacks(ranks, _exchange(found if isinstance(found, str) else None, group))
     finally:
         # From here on it is there for as long as someone maps it.
-        if own.path is not None:
+        if own.path is not None and held is not None:
             own.path.unlink()
+            os.close(held)
     if isinstance(found, str) or lack is not None:
         if isinstance(found, int):
             os.close(found)
@@ -90,17 +92,22 @@ def _num_control_bytes(degree: int) -> int:
     return -(-(num_lines * LINE_WORDS * WORD_BYTES + _TOKEN_BYTES) // PAGESIZE) * PAGESIZE
 
 
-def _offer(rank: int, num_bytes: int) -> _Offer:
+def _offer(rank: int, num_bytes: int) -> tuple[_Offer, int | None]:
+    """What this rank says, and the descriptor by which the first one holds its file."""
     if (lack := futex.describe_lack()) is not None:
-        return _Offer(lack=lack)
+        return _Offer(lack=lack), None
     token = secrets.token_bytes(_TOKEN_BYTES)
     try:
         own = Peer.of(os.getpid())
-        return _Offer(own) if rank else _Offer(own, create_file(num_bytes, token), token)
+        if rank:
+            return _Offer(own), None
+        remove_abandoned_memory()
+        path, held = create_file(num_bytes, token)
     except FileNotFoundError as error:
-        return _Offer(lack=f"there is no {error.filename}")
+        return _Offer(lack=f"there is no {error.filename}"), None
     except OSError as error:
-        return _Offer(lack=f"{error.strerror}: {describe_room(num_bytes)}")
+        return _Offer(lack=f"{error.strerror}: {describe_room(num_bytes)}"), None
+    return _Offer(own, path, token), held
 
 
 def _open(offer: _Offer, num_bytes: int) -> int | str:

@@ -1,11 +1,13 @@
 """Messages over gloo: its threads move them, and the host waits."""
 
+import time
 from collections import defaultdict
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
 
+from plait.comm import trace
 from plait.comm.collectives import build_transport_error
 from plait.comm.mesh import Axis, timeout_of
 from plait.errors import TransportError
@@ -73,8 +75,10 @@ class HostLink:
             del sends[0]
 
     def _finish(self, work: dist.Work, message: Message) -> None:
+        start = time.perf_counter()
         try:
             # Without a timeout of its own, a message has the one its group was started with.
             work.wait(self._timeout) if self._timeout is not None else work.wait()
         except RuntimeError as error:
             raise build_transport_error(error, str(message)) from error
+        trace.note_wait(time.perf_counter() - start)

@@ -1,5 +1,6 @@
 """Token files, mapped into memory: shards that a user brings, or the one that text was turned into."""
 
+import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -11,6 +12,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from plait.comm.shared.abandoned import create_held, remove_abandoned
 from plait.errors import ConfigError
 
 Tokens = NDArray[np.integer[Any]]
@@ -99,7 +101,8 @@ class TokenWriter:
         self._dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
         # Runs that start together on the same text each write their own; the last to finish wins, with the same tokens.
         self._path, self._beside = path, path.with_name(f".writing-{uuid4().hex}-{path.name}")
-        self._file = self._beside.open("wb")
+        remove_abandoned(path.parent.glob(".writing-*"))
+        self._file = os.fdopen(create_held(self._beside, 0o666), "wb")
         self._length = 0
         self._write_header()
 
@@ -107,13 +110,14 @@ class TokenWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._file:
-            self._file.seek(0)
-            self._write_header()
-        if kind is None:
-            self._beside.replace(self._path)
-        else:
-            self._beside.unlink()
+        try:
+            with self._file:
+                self._file.seek(0)
+                self._write_header()
+            if kind is None:
+                self._beside.replace(self._path)
+        finally:
+            self._beside.unlink(missing_ok=True)
 
     def append(self, tokens: Sequence[int]) -> None:
         self._file.write(np.asarray(tokens, self._dtype).tobytes())

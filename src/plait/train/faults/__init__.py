@@ -1,0 +1,1 @@
+"""What a run does about ranks that die, hang or are slow."""
