@@ -73,8 +73,6 @@ def _list_recompute_conflicts(model: AnyModel, pipeline: PipelineConfig, train: 
             f"is {train.recompute!r}, and train.compile is set: what a compiled block keeps is the compiler's choice",
             "leave one of them out",
         )
-    if train.recompute == "selective" and not isinstance(model, CheckpointModel):
-        yield Problem("train.recompute", "'selective' does not run yet", 'use "full"')
     if train.recompute == "selective" and isinstance(model, CheckpointModel):
         yield Problem(
             "train.recompute",

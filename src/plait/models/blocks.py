@@ -15,3 +15,5 @@ def prepare_blocks(model: nn.Module, train: TrainConfig, mesh: Mesh) -> None:
             compile_forward(block)
         if train.recompute == "full":
             apply_recompute(block, mesh, last="mlp.w_down")
+        elif train.recompute == "selective":
+            apply_recompute(block, mesh, what="attention.core")

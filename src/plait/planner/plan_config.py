@@ -24,7 +24,7 @@ Axis = Literal["tp", "cp", "dp_shard", "dp_replicate", "pp"]
 ORDER: tuple[Axis, ...] = get_args(Axis)
 """From ranks that are neighbours to those farthest apart: what moves most is closest."""
 
-RUNTIME = {"cp": 1, "pp": 1, "interleave": 1, "recompute": "none", "sharded": "nothing"}
+RUNTIME = {"cp": 1, "pp": 1, "interleave": 1, "sharded": "nothing"}
 """What of a plan has to be so for `plait train` to run it."""
 
 _STAGES: tuple[Sharded, ...] = get_args(Sharded)

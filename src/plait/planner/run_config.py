@@ -15,6 +15,7 @@ def build_run_config(prediction: Prediction, base: RunConfig) -> RunConfig:
     train = {
         "seq_len": prediction.seq_len,
         "micro_batch_size": plan.micro_batch,
+        "recompute": plan.recompute,
         "gradient_accumulation": plan.num_micro_batches(prediction.global_batch),
     }
     return RunConfig.model_validate(

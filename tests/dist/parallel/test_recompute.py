@@ -118,6 +118,8 @@ def run_case(case: Case) -> None:
         Case("llama", sequence_parallel=False),
         Case("gpt"),
         Case("gpt", overlap="full"),
+        Case("gpt", "selective"),
+        Case("llama", "selective", overlap="full"),
     ],
     ids=str,
 )
@@ -142,7 +144,7 @@ def run_interleaved(case: Case) -> None:
     assert all(torch.equal(mine, other) for mine, other in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("recompute", ["full"])
+@pytest.mark.parametrize("recompute", ["full", "selective"])
 def test_each_micro_batch_is_computed_again_at_its_own_place(ranks, recompute):
     ranks(2).call(run_interleaved, case=Case("gpt", recompute))
 
@@ -167,6 +169,7 @@ STATISTICS_BYTES = 2 * BATCH * SEQ_LEN // 2 * 2 * 4
 
 UNCOUNTED_BYTES = {
     "none": STATISTICS_BYTES + SEQ_LEN**2,
+    "selective": STATISTICS_BYTES,
     "full": 0,
 }
 """And the mask of what comes later."""

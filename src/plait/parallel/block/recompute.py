@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from plait.comm.mesh import Mesh
+from plait.contract.context.sequences import Sequences
 from plait.parallel.dropout import KeyedDropout
 from plait.parallel.linear import RowParallelLinear
 from plait.sharding import Split
@@ -46,6 +47,7 @@ class Place:
     """What a forward pass goes by beside its arguments."""
 
     tokens: Split | None
+    sequences: Sequences | None
     first_tokens: tuple[int | None, ...]
 
 
@@ -81,11 +83,11 @@ class Again:
 
     def read_place(self) -> Place:
         """That of the pass under way."""
-        return Place(self.mesh.tokens, tuple(dropout.first_token for dropout in self.dropouts))
+        return Place(self.mesh.tokens, self.mesh.sequences, tuple(dropout.first_token for dropout in self.dropouts))
 
     def put_place(self, place: Place) -> None:
         """Make it that of the pass under way."""
-        self.mesh.tokens = place.tokens
+        self.mesh.tokens, self.mesh.sequences = place.tokens, place.sequences
         for dropout, first_token in zip(self.dropouts, place.first_tokens, strict=True):
             dropout.first_token = first_token
 
