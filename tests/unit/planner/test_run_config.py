@@ -83,6 +83,12 @@ def test_the_best_that_it_runs_stands_in_for_a_best_that_it_does_not() -> None:
     )
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_what_a_plan_computes_again_its_run_does(recompute: str) -> None:
+    chosen, _ = choose_runnable(build(tp=1, cp=1, pp=1, sharded="nothing", recompute=recompute))
+    assert build_run_config(chosen, BASE).train.recompute == recompute
+
+
 def test_runtime_is_what_a_plan_does_not_lack() -> None:
     assert PlanConfig(**RUNTIME).list_missing() == ()  # type: ignore[arg-type]
 
