@@ -1,22 +1,24 @@
-"""One rank's part of a checkpoint: it writes what is its own to write, and reads what it owns, however that was cut."""
+"""One rank's part of a tensor, as torch.distributed.checkpoint wants to be told of it."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from plait.checkpoint.index import Index, Piece, TensorRecord
-from plait.checkpoint.safetensors import PieceReader, save_tensors
-from plait.errors import CheckpointError
+from plait.checkpoint.names import STATE
 from plait.sharding import Interval, Ownership
 
 
 @dataclass(frozen=True)
 class Owned:
-    """What this rank holds of one tensor: the same record for every way in which a mesh cuts tensors."""
+    """What this rank holds of one tensor: the same record for every way in which a mesh cuts tensors.
+
+    The three methods are torch's protocol for objects of other kinds than its own. A rank names the piece that it
+    writes, or the piece that it wants; torch finds out from which pieces of other ranks, on another mesh, that comes.
+    """
 
     shape: tuple[int, ...]
     """Of the whole tensor."""
@@ -26,6 +28,23 @@ class Owned:
     is_written: bool
     """Whether this rank, of all that hold these elements, is the one that writes them."""
 
+    def __create_write_items__(self, fqn: str, owned: "Owned") -> list[WriteItem]:
+        """The piece, where this rank writes it and it is not empty."""
+        is_written = self.is_written and self.tensor.numel()
+        return [build_write_item(fqn, self.shape, self.intervals, self.tensor.dtype)] if is_written else []
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Where the piece is in the whole."""
+        return [_build_chunk(self.intervals)] if self.tensor.numel() else []
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        """The piece itself."""
+        return self.tensor
+
+
+Tensors = Mapping[str, Owned]
+"""By name in the checkpoint."""
+
 
 def build_owned(ownership: Ownership, tensor: Tensor, tp_rank: int = 0, *, is_first_replica: bool = True) -> Owned:
     """The record of a tensor that is cut over tp alone, and held by several tp groups of which one writes it."""
@@ -33,97 +52,19 @@ def build_owned(ownership: Ownership, tensor: Tensor, tp_rank: int = 0, *, is_fi
     return Owned(ownership.shape, ownership.intervals(tp_rank), tensor, is_written)
 
 
-Tensors = Mapping[str, Owned]
-"""By name in the checkpoint."""
-
-Written = Mapping[str, TensorRecord]
-"""What one rank wrote: of each tensor the one piece."""
-
-
-def save_part(folder: Path, tensors: Tensors, file: str) -> tuple[int, Written]:
-    """Write what this rank writes; return the bytes of the file, and what is in it.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
-    written = {name: owned for name, owned in tensors.items() if owned.is_written and owned.tensor.numel()}
-    records = {
-        name: TensorRecord(owned.shape, str(owned.tensor.dtype).removeprefix("torch."), (Piece(file, owned.intervals),))
-        for name, owned in written.items()
-    }
-    size_bytes = save_tensors(folder / file, {name: owned.tensor for name, owned in written.items()}) if written else 0
-    return size_bytes, records
+def build_write_item(name: str, shape: Sequence[int], intervals: Sequence[Interval], dtype: torch.dtype) -> WriteItem:
+    """What is to be written of a tensor, before there is any tensor."""
+    chunk = _build_chunk(intervals)
+    data = TensorWriteData(chunk, TensorProperties(dtype=dtype), torch.Size(shape))
+    return WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
-def build_index(step: int, state: Mapping[str, Any], parts: Iterable[tuple[int, Written]]) -> Index:
-    """The index of what all ranks wrote, in rank order."""
-    records: dict[str, TensorRecord] = {}
-    files: dict[str, int] = {}
-    for size_bytes, written in parts:
-        for name, record in written.items():
-            before = records[name].pieces if name in records else ()
-            records[name] = replace(record, pieces=(*before, *record.pieces))
-            files[record.pieces[0].file] = size_bytes
-    return Index(step, records, files, state)
+def build_state_item() -> WriteItem:
+    """What is to be written of the run beside its tensors: a dict of plain values."""
+    return WriteItem(MetadataIndex(STATE), WriteItemType.BYTE_IO)
 
 
-def check_part(folder: Path, index: Index, tensors: Tensors) -> None:
-    """Check that everything `tensors` needs is there, so that reading it does not fail half-way.
-
-    Raises:
-        CheckpointError: the checkpoint is of another model, or a file is damaged.
-    """
-    _check_fits(folder, index, tensors)
-    expected: dict[str, dict[str, list[int]]] = {}
-    for name in tensors:
-        for piece in index.tensors[name].pieces:
-            expected.setdefault(piece.file, {})[name] = [len(interval) for interval in piece.intervals]
-    reader = PieceReader(folder)
-    for file, shapes in expected.items():
-        reader.check_file(file, shapes)
-
-
-@torch.no_grad()
-def load_part(folder: Path, index: Index, tensors: Tensors) -> None:
-    """Fill `tensors`, read from as many files as hold some of it.
-
-    Raises:
-        CheckpointError: a file cannot be read.
-    """
-    reader = PieceReader(folder)
-    for name, owned in tensors.items():
-        for piece in index.tensors[name].pieces:
-            copy_overlap(reader, name, piece, owned.intervals, owned.tensor)
-
-
-def _check_fits(folder: Path, index: Index, tensors: Tensors) -> None:
-    kinds = {name.partition("/")[0] for name in tensors}
-    saved = {name for name in index.tensors if name.partition("/")[0] in kinds}
-    problems = [
-        *(f"{name} is not in it" for name in tensors if name not in saved),
-        *(f"{name} is in it, and the model has no such tensor" for name in sorted(saved - tensors.keys())),
-        *(
-            f"{name} is {list(index.tensors[name].shape)} in it, and {list(owned.shape)} in the model"
-            for name, owned in tensors.items()
-            if name in saved and index.tensors[name].shape != owned.shape
-        ),
-    ]
-    if problems:
-        more = [f"and {len(problems) - 4} more"] if len(problems) > 5 else []
-        listed = "".join(f"\n  - {problem}" for problem in [*problems[: 4 if more else 5], *more])
-        raise CheckpointError(
-            f"{folder}: is a checkpoint of another model{listed}", hint="use the model config it was trained with"
-        )
-
-
-def copy_overlap(reader: PieceReader, name: str, piece: Piece, own: tuple[Interval, ...], target: Tensor) -> None:
-    """Copy into `target`, which holds `own`, the elements of it that are in `piece`."""
-    overlap = tuple(map(Interval.intersect, own, piece.intervals))
-    if not all(map(len, overlap)):
-        return
-    source = reader.read(piece.file, name, _relative(overlap, piece.intervals))
-    target[tuple(slice(i.start, i.stop) for i in _relative(overlap, own))].copy_(source)
-
-
-def _relative(intervals: tuple[Interval, ...], origin: tuple[Interval, ...]) -> tuple[Interval, ...]:
-    return tuple(Interval(i.start - o.start, i.stop - o.start) for i, o in zip(intervals, origin, strict=True))
+def _build_chunk(intervals: Sequence[Interval]) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(
+        torch.Size([interval.start for interval in intervals]), torch.Size([len(interval) for interval in intervals])
+    )

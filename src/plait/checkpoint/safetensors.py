@@ -1,7 +1,7 @@
-"""Safetensors files: written to disk for good, read by interval."""
+"""Safetensors files, read by interval."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -9,27 +9,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from plait.checkpoint.spec import DTYPES, TensorSpec
 from plait.errors import CheckpointError
 from plait.sharding import Interval
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write `tensors` and return the bytes of the file, which is on disk afterwards, not only in the page cache.
-
-    Raises:
-        CheckpointError: the folder cannot be written, or the disk is full.
-    """
-    try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
-        path.chmod(path.parent.stat().st_mode & 0o666)  # the library leaves it to its owner alone
-        sync(path)
-        return path.stat().st_size
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be written ({error})") from error
 
 
 def sync(path: Path) -> None:
@@ -60,20 +44,6 @@ class PieceReader:
         self._folder = folder
         self._open: dict[str, Any] = {}
         self._num_read_bytes = 0
-
-    def check_file(self, file: str, shapes: Mapping[str, list[int]]) -> None:
-        """Check that `file` holds tensors of these names and shapes.
-
-        Raises:
-            CheckpointError: it does not, or it is truncated.
-        """
-        path = self._folder / file
-        with _reporting(path):
-            handle = self._handle(file)
-            absent = sorted(shapes.keys() - set(handle.keys()))
-            differing = [n for n in shapes.keys() - set(absent) if handle.get_slice(n).get_shape() != shapes[n]]
-        if absent or differing:
-            raise CheckpointError(f"{path}: does not hold what the index says: {', '.join([*absent, *differing][:5])}")
 
     def list_tensors(self, file: str) -> dict[str, TensorSpec]:
         """Every tensor of `file`, in its order.

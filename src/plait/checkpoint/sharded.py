@@ -1,17 +1,15 @@
 """Saving and loading over a mesh: all ranks together, complete or not at all."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from plait.checkpoint.index import Index
-from plait.checkpoint.names import INDEX, WRITING, file_name, folder_name, list_checkpoints, writing_name
-from plait.checkpoint.part import Tensors, build_index, check_part, load_part, save_part
-from plait.checkpoint.safetensors import sync
-from plait.comm.agree import share, together
+from plait.checkpoint.part import Tensors
+from plait.checkpoint.read import Checkpoint, check_fits
+from plait.checkpoint.save import Save
+from plait.comm.agree import share_over, together
 from plait.comm.mesh import Mesh
-from plait.errors import CheckpointError
 
 
 def save_checkpoint(
@@ -26,66 +24,58 @@ def save_checkpoint(
     Raises:
         CheckpointError: on every rank, if any of them could not write.
     """
-    writing, final = directory / writing_name(step), directory / folder_name(step)
+    save = Save(directory, step, state, keep)
     try:
         with together(mesh):
             if mesh.rank == 0:
-                _build_folder(writing, final)
+                save.begin()
         with together(mesh):
-            part = save_part(writing, tensors, file_name(mesh.rank, mesh.shape.world_size))
-        parts = share(part, mesh)
+            save.write(tensors, mesh.rank)
         with together(mesh):
             if mesh.rank == 0:
-                _publish(writing, final, build_index(step, state, parts))
-                _prune(directory, keep)
+                save.publish(mesh.shape.world_size)
     except BaseException:
         if mesh.rank == 0:
-            shutil.rmtree(writing, ignore_errors=True)
+            save.discard()
         raise
-    return final
+    return save.final
 
 
 def load_checkpoint(folder: Path, tensors: Tensors, mesh: Mesh) -> Index:
     """Fill this rank's `tensors` from a checkpoint, on every rank of the mesh, and return its index.
 
-    The checkpoint may have been written at any tp degree. Names are taken by their first part: asking for `model/...`
-    alone leaves the optimizer unread. Nothing is overwritten before all ranks have found everything they need.
+    The checkpoint may have been written on any mesh. Names are taken by their first part: asking for `model....` alone
+    leaves the optimizer unread. Nothing is overwritten before all ranks have found everything they need, and all files
+    together have been found to hold what was written.
 
     Raises:
         CheckpointError: on every rank, if the checkpoint is damaged or is not of this model.
     """
+    shapes = _share_shapes(tensors, mesh)
+    checkpoint = check_checkpoint(folder, mesh)
     with together(mesh):
-        index = Index.from_folder(folder)
-        check_part(folder, index, tensors)
+        check_fits(checkpoint, shapes)
     with together(mesh):
-        load_part(folder, index, tensors)
-    return index
+        checkpoint.read_into(tensors)
+    return checkpoint.index
 
 
-def _build_folder(writing: Path, final: Path) -> None:
-    if final.exists():
-        raise CheckpointError(f"{final}: exists already", hint="give the run another name, or delete the folder")
-    try:
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
-    except OSError as error:
-        raise CheckpointError(f"{writing}: cannot be made ({error.strerror})", hint="set out_dir and name") from error
+def check_checkpoint(folder: Path, mesh: Mesh) -> Checkpoint:
+    """Open a checkpoint on every rank, and read all of its files, each on one rank, to check their sums.
+
+    Raises:
+        CheckpointError: on every rank, if it is damaged, partial or foreign.
+    """
+    with together(mesh):
+        checkpoint = Checkpoint.from_folder(folder)
+    with together(mesh):
+        checkpoint.index.check_files(folder, sorted(checkpoint.index.files)[mesh.rank :: mesh.shape.world_size])
+    return checkpoint
 
 
-def _publish(writing: Path, final: Path, index: Index) -> None:
-    try:
-        (writing / INDEX).write_text(index.to_json(), encoding="utf-8")
-        sync(writing / INDEX)
-        sync(writing)
-        writing.rename(final)
-        sync(final.parent)
-    except OSError as error:
-        raise CheckpointError(f"{final}: cannot be written ({error.strerror})") from error
-
-
-def _prune(directory: Path, keep: int) -> None:
-    """Remove old checkpoints, and what failed saves left. Each loses its name first: half of one is never found."""
-    for step, folder in list_checkpoints(directory)[:-keep] if keep else ():
-        folder.rename(directory / writing_name(step))
-    for leftover in directory.glob(f"{WRITING}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+def _share_shapes(tensors: Tensors, mesh: Mesh) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of all stages of the pipeline."""
+    own = {name: owned.shape for name, owned in tensors.items()}
+    if mesh.pp.degree == 1:
+        return own
+    return {name: shape for shapes in share_over(own, mesh.pp, mesh.device) for name, shape in shapes.items()}

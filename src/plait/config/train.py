@@ -44,8 +44,11 @@ class TrainConfig(Section):
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: Every = 3
     """Newest checkpoints that are kept; 0 keeps all."""
-    resume: Literal["auto", "must", "never"] = "auto"
-    """Go on from the run's newest checkpoint: if there is one, always, or never (and then there must be none)."""
+    async_checkpoint: bool = False
+    """Whether checkpoints are written while training goes on, from a copy of what they hold in memory of the CPU."""
+    resume: Literal["auto", "must", "never", "last_good"] = "auto"
+    """Go on from the run's newest checkpoint: if there is one, always, or never (and then there must be none); or from
+    the newest that is undamaged, saying which are not."""
     check_replicas_every: Every = 100
     """Steps between checks that replicated parameters are the same on all ranks."""
     log_every: Count = 1

@@ -1,6 +1,7 @@
 """What the first rank writes and shows of a run while it goes on."""
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +36,19 @@ class RunLog:
     """Metrics, progress and the receipt; only the first rank has any, and every rank may call."""
 
     def __init__(
-        self, run: AnyRun, mesh: Mesh, first_step: int, step_flops: int, receipt: Receipt | None = None
+        self,
+        run: AnyRun,
+        mesh: Mesh,
+        first_step: int,
+        step_flops: int,
+        receipt: Receipt | None = None,
+        *,
+        notes: Sequence[str] = (),
     ) -> None:
         folder = Path(run.out_dir) / run.name
         self.metrics_path = folder / "metrics.jsonl"
         self.receipt_path = None if receipt is None else folder / "receipt.json"
-        self._receipt = receipt
+        self._receipt, self._notes = receipt, notes
         self._run, self._mesh, self._first_step = run, mesh, first_step
         self._is_writer = mesh.rank == 0
         self._has_written = False
@@ -58,6 +66,8 @@ class RunLog:
                 ProgressDisplay(run.name, run.train.steps, step, is_shown=self._is_writer)
             )
             self._stack = stack.pop_all()
+        for note in self._notes:
+            self._display.say(f"passed over: {note}")
         self._display.say(self._describe_start())
         return self
 

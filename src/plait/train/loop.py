@@ -19,8 +19,9 @@ from plait.train.faults.pace import PaceMeter
 from plait.train.log import Done, RunLog
 from plait.train.metrics import count_step_flops
 from plait.train.replicas import check_replicas, check_same_batch, check_same_config
+from plait.train.saves import Saves
 from plait.train.schedule import derive_learning_rate
-from plait.train.state import Position, derive_identity, find_checkpoint, resume, save
+from plait.train.state import Position, derive_identity, find_checkpoint, resume
 from plait.train.step import Trainer
 from plait.train.stop import StopRequest
 
@@ -64,11 +65,16 @@ def train(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Summary:
 
 def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any], request: StopRequest) -> Summary:
     run = trainer.run
-    saved = resumed_from = find_checkpoint(trainer)
+    found = find_checkpoint(trainer)
+    saved = resumed_from = found.folder
     position = resume(trainer, resumed_from, identity) if resumed_from is not None else Position()
     loss = None
     receipt = find_receipt(trainer)
-    with RunLog(run, trainer.mesh, position.step, count_step_flops(run, trainer.model), receipt) as log:
+    flops = count_step_flops(run, trainer.model)
+    with (
+        RunLog(run, trainer.mesh, position.step, flops, receipt, notes=found.skipped) as log,
+        Saves(trainer, identity) as saves,
+    ):
         for done in take_steps(trainer, windows, position, request):
             if run.overlap.strict and receipt is not None:
                 check_strict(receipt)
@@ -76,7 +82,9 @@ def _run_and_save(trainer: Trainer, windows: Windows, identity: Mapping[str, Any
             position, loss = done.position, done.result.loss
             is_last = position.step == run.train.steps or done.result.is_stop_requested
             if is_last or is_due(position.step, run.train.checkpoint_every):
-                saved = save(trainer, position, identity)
+                saved = saves.save(position)
+            elif saves.has_failed:
+                request.make()
     assert saved is not None, position
     was_stopped = position.step < run.train.steps
     return Summary(position.step, loss, saved, log.metrics_path, log.receipt_path, resumed_from, was_stopped)

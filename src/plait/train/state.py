@@ -1,20 +1,22 @@
 """Where a run is, and its way to a checkpoint and back."""
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
 from plait.checkpoint.index import Index
-from plait.checkpoint.names import find_latest, history_name, model_name, optimizer_name
+from plait.checkpoint.names import history_name, list_checkpoints, model_name, optimizer_name
 from plait.checkpoint.part import Owned, build_owned
-from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
+from plait.checkpoint.save import set_aside
+from plait.checkpoint.sharded import check_checkpoint, load_checkpoint
 from plait.checkpoint.weights import derive_fingerprint
 from plait.comm.agree import share, together
+from plait.comm.mesh import Mesh
 from plait.config.run import AnyRun, FineTuneConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.source import take_part
@@ -77,46 +79,71 @@ def derive_identity(trainer: Trainer, stream: TokenStream) -> dict[str, Any]:
     }
 
 
-def save(trainer: Trainer, position: Position, identity: Mapping[str, Any]) -> Path:
-    """Save a checkpoint, on every rank, and return its folder."""
-    run = trainer.run
+def build_state(trainer: Trainer, position: Position, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """All that a checkpoint holds beside tensors.
+
+    Learning rate, order of the data, dropout masks and stochastic rounding are functions of config, seed and position:
+    with these, no generator has a state of its own.
+    """
     state: dict[str, Any] = {
         "position": asdict(position),
-        "identity": identity,
-        "config": run.model_dump(mode="json"),
+        "identity": dict(identity),
+        "config": trainer.run.model_dump(mode="json"),
     }
     if (histories := _find_histories(trainer)) is not None:
         state[_HISTORIES] = _describe_histories(trainer, histories)
     if trainer.hf_config is not None:
-        state["hf_config"] = trainer.hf_config
-    return save_checkpoint(
-        checkpoint_folder(run),
-        position.step,
-        list_tensors(trainer),
-        state,
-        trainer.mesh,
-        keep=run.train.keep_checkpoints,
-    )
+        state["hf_config"] = dict(trainer.hf_config)
+    return state
 
 
-def find_checkpoint(trainer: Trainer) -> Path | None:
-    """The checkpoint that the run resumes from, as rank 0 finds it and `train.resume` wants it.
+class Found(NamedTuple):
+    """What a run resumes from."""
+
+    folder: Path | None
+    skipped: tuple[str, ...] = ()
+    """Of each damaged checkpoint that is newer, why it is not that one."""
+
+
+def find_checkpoint(trainer: Trainer) -> Found:
+    """The checkpoint that the run resumes from, as rank 0 finds it and `train.resume` wants it; every rank calls it.
 
     Raises:
         ConfigError: there must be one and is not, or there must not be one and is.
+        CheckpointError: all that there are are damaged.
     """
-    run = trainer.run
-    folder = checkpoint_folder(run)
-    with together(trainer.mesh):
-        latest = find_latest(folder) if trainer.mesh.rank == 0 else None
-        if latest is None and run.train.resume == "must" and trainer.mesh.rank == 0:
-            raise ConfigError(f'train.resume = "must": there is no checkpoint in {folder}')
-        if latest is not None and run.train.resume == "never":
+    run, mesh = trainer.run, trainer.mesh
+    directory = checkpoint_folder(run)
+    with together(mesh):
+        found = [folder for _, folder in reversed(list_checkpoints(directory))] if mesh.rank == 0 else []
+        if not found and run.train.resume == "must" and mesh.rank == 0:
+            raise ConfigError(f'train.resume = "must": there is no checkpoint in {directory}')
+        if found and run.train.resume == "never":
             raise ConfigError(
-                f'train.resume = "never": {folder} has checkpoints already, the newest {latest.name}',
+                f'train.resume = "never": {directory} has checkpoints already, the newest {found[0].name}',
                 hint="give the run another name, or delete the folder",
             )
-    return share(latest, trainer.mesh)[0]
+    found = share(found, mesh)[0]
+    if run.train.resume == "last_good" and found:
+        return _find_undamaged(found, mesh)
+    return Found(found[0] if found else None)
+
+
+def _find_undamaged(folders: Sequence[Path], mesh: Mesh) -> Found:
+    """The first that is as it was written. Those before it make room for the checkpoints that the run writes again."""
+    problems: list[str] = []
+    for folder in folders:
+        try:
+            check_checkpoint(folder, mesh)
+        except CheckpointError as error:
+            problems.append(error.message)
+            continue
+        with together(mesh):
+            for damaged in folders[: len(problems)] if mesh.rank == 0 else ():
+                set_aside(damaged)
+        return Found(folder, tuple(problems))
+    listed = "".join(f"\n  - {problem}" for problem in problems)
+    raise CheckpointError(f'train.resume = "last_good": no checkpoint is undamaged{listed}', hint="start another run")
 
 
 def resume(trainer: Trainer, folder: Path, identity: Mapping[str, Any]) -> Position:

@@ -31,6 +31,10 @@ class StopRequest:
         for number, receive in self._previous.items():
             signal.signal(number, receive)
 
+    def make(self) -> None:
+        """Ask to stop from within the run."""
+        self.is_made = True
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if not self.is_made:
             self.is_made, self._made_s = True, time.monotonic()

@@ -48,9 +48,10 @@ def test_one_replica_of_the_data_parallel_ranks_writes_and_all_read(ranks: Ranks
     saved = ranks(4).call(_save, folder=tmp_path, step=3, shape=MeshShape(dp_replicate=2, tp=2))
     assert len(set(saved)) == 1
     assert sorted(path.name for path in saved[0].iterdir()) == [
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
         "index.json",
-        "tp-00000-of-00004.safetensors",
-        "tp-00001-of-00004.safetensors",
     ]
     for shape in (MeshShape(dp_replicate=2, tp=2), MeshShape(tp=4), MeshShape(dp_replicate=4)):
         assert ranks(4).call(_load, folder=saved[0], shape=shape) == [True] * 4
@@ -73,7 +74,7 @@ def test_a_full_disk_of_one_rank_is_one_error_and_the_old_checkpoint_stays(
     ranks: Ranks, tmp_path: Path, full_rank: int
 ) -> None:
     (old, _) = ranks(2).call(_save, folder=tmp_path, step=1, shape=MeshShape(tp=2))
-    with pytest.raises(CheckpointError, match=f"^rank {full_rank}: .*tp-0000{full_rank}.*File too large"):
+    with pytest.raises(CheckpointError, match=f"^rank {full_rank}: .*__{full_rank}_0.distcp: cannot be written .File too large"):
         ranks(2).call(_save_on_full_disk, folder=tmp_path, step=2, full_rank=full_rank)
     assert list(tmp_path.iterdir()) == [old]
     assert ranks(2).call(_load, folder=old, shape=MeshShape(tp=2)) == [True, True]
@@ -87,9 +88,9 @@ def test_a_folder_that_cannot_be_written_is_one_error(ranks: Ranks, tmp_path: Pa
 
 def test_a_file_that_one_rank_needs_and_is_damaged_is_an_error_on_all(ranks: Ranks, tmp_path: Path) -> None:
     (saved, _) = ranks(2).call(_save, folder=tmp_path, step=1, shape=MeshShape(tp=2))
-    file = saved / "tp-00001-of-00002.safetensors"
+    file = saved / "__1_0.distcp"
     file.write_bytes(file.read_bytes()[:-3])
-    with pytest.raises(CheckpointError, match=r"is damaged: tp-00001-of-00002.safetensors has \d+ bytes of \d+"):
+    with pytest.raises(CheckpointError, match=r"is damaged: __1_0.distcp has \d+ bytes of \d+"):
         ranks(2).call(_load, folder=saved, shape=MeshShape(tp=2))
 
 

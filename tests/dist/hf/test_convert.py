@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from plait.checkpoint.index import Index
 from plait.checkpoint.names import model_name
 from plait.checkpoint.part import build_owned
+from plait.checkpoint.read import Checkpoint
 from plait.checkpoint.sharded import load_checkpoint
 from plait.cli.main import main
 from plait.comm.launch import LocalRanks
@@ -59,7 +59,7 @@ def test_there_and_back_is_byte_for_byte(
     (source / "tokenizer.json").write_text("{}")
     there = _convert(capsys, source, tmp_path / "b", "--tp", tp)
     assert there["form"] == "plait"
-    assert len(list((tmp_path / "b").glob("tp-*.safetensors"))) == tp
+    assert len(list((tmp_path / "b").glob("*.distcp"))) == tp
     back = _convert(capsys, tmp_path / "b", tmp_path / "c", "--max-shard-size", 8192)
     assert (back["form"], back["size_bytes"]) == ("hf", there["size_bytes"])
     assert _read_files(tmp_path / "c") == _read_files(source)
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_cut_anew(capsys: pytest.CaptureFixture[str], tmp_path: 
     source = save_hf_model(tmp_path / "a", "gpt2")
     _convert(capsys, source, tmp_path / "b", "--tp", 2)
     _convert(capsys, tmp_path / "b", tmp_path / "c", "--to", "plait", "--tp", 3)
-    assert len(list((tmp_path / "c").glob("tp-*.safetensors"))) == 3
+    assert len(list((tmp_path / "c").glob("*.distcp"))) == 3
     _convert(capsys, tmp_path / "c", tmp_path / "d")
     assert _read_files(tmp_path / "d") == _read_files(source)
 
@@ -114,11 +114,11 @@ def test_a_rank_reads_its_own_file_alone(capsys: pytest.CaptureFixture[str], tmp
     """The cut is that of training at this degree: every piece is what a rank owns."""
     source = save_hf_model(tmp_path / "a", "gpt2")
     _convert(capsys, source, tmp_path / "b", "--tp", 3)
-    index = Index.from_folder(tmp_path / "b")
-    query = index.tensors["model/transformer.h.0.attn.c_attn.q.weight"]
-    assert [len(piece.intervals[0]) for piece in query.pieces] == [8, 8, 8]
-    up = index.tensors["model/transformer.h.0.mlp.c_fc.weight"]
-    assert [len(piece.intervals[0]) for piece in up.pieces] == [13, 12, 12]
+    checkpoint = Checkpoint.from_folder(tmp_path / "b")
+    query = checkpoint.list_pieces("model.transformer.h.0.attn.c_attn.q.weight")
+    assert [len(rows) for rows, _ in query] == [8, 8, 8]
+    up = checkpoint.list_pieces("model.transformer.h.0.mlp.c_fc.weight")
+    assert [len(rows) for rows, _ in up] == [13, 12, 12]
 
 
 @pytest.mark.parametrize("to", ["hf", "plait"])
@@ -156,7 +156,7 @@ def test_what_is_there_already_is_replaced_only_if_asked(capsys: pytest.CaptureF
     assert (status, out) == (2, "")
     assert f"error: {tmp_path / 'b'}: exists already" in err
     _convert(capsys, source, tmp_path / "b", "--overwrite", "--tp", 2)
-    assert len(list((tmp_path / "b").glob("tp-*"))) == 2
+    assert len(list((tmp_path / "b").glob("*.distcp"))) == 2
 
 
 def _expect_error(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: object) -> str:
@@ -174,7 +174,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(capsys: pytest.CaptureFixtu
     for to in ("hf", "plait", "native"):
         with limited(1 << 13):
             message = _expect_error(capsys, tmp_path, source, tmp_path / "out", "--to", to)
-        assert "safetensors: cannot be written (File too large)" in message
+        assert f"{'safetensors' if to == 'hf' else 'distcp'}: cannot be written (File too large)" in message
 
 
 def _train_on_text(folder: Path, *overrides: str) -> Path:
@@ -237,7 +237,7 @@ def test_what_is_neither_is_refused(capsys: pytest.CaptureFixture[str], tmp_path
 def test_a_damaged_source_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     source = save_hf_model(tmp_path / "a", "llama")
     _convert(capsys, source, tmp_path / "b", "--tp", 2)
-    file = tmp_path / "b" / "tp-00001-of-00002.safetensors"
+    file = tmp_path / "b" / "__1_0.distcp"
     file.write_bytes(file.read_bytes()[:-1])
     assert "b: is damaged" in _expect_error(capsys, tmp_path, tmp_path / "b", tmp_path / "out")
     file = source / "model.safetensors"

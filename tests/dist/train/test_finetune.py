@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from plait.checkpoint.index import Index
+from plait.checkpoint.read import Checkpoint
 from plait.cli.main import main
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import build_mesh
@@ -196,11 +197,11 @@ def _train_one_layer(run: FineTuneConfig) -> tuple[int, list[str], list[str]]:
         summary = train(run, mesh)
         trainer = build_trainer(run, mesh)
         fresh = {name: param.detach().clone() for name, param in trainer.model.named_parameters()}
-        index = Index.from_folder(summary.checkpoint)
-        resume(trainer, summary.checkpoint, index.state["identity"])
+        saved = Checkpoint.from_folder(summary.checkpoint)
+        resume(trainer, summary.checkpoint, saved.index.state["identity"])
         moved = [name for name, param in trainer.model.named_parameters() if not torch.equal(param, fresh[name])]
         assert {name: owned.tensor.dtype for name, owned in list_tensors(trainer).items()} != {}
-        return trainer.gradients.flat.numel(), sorted(index.tensors), moved
+        return trainer.gradients.flat.numel(), sorted(saved.names), moved
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

@@ -128,7 +128,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(ranks: Ranks, tmp_pa
     assert read_losses(parts) == read_losses(whole)
     tensors, other = _read_full(parts, resumed.checkpoint), _read_full(whole, expected.checkpoint)
     assert all(torch.equal(tensors[name], other[name]) for name in other)
-    histories = [name for name in tensors if name.startswith("amax_history/")]
+    histories = [name for name in tensors if name.startswith("amax_history.")]
     assert len(histories) == (21 if recipe == "fp8_delayedscaling" else 0)
     assert all((tensors[name][:6] > 0).all() and (tensors[name][6:] < 0).all() for name in histories)
 
@@ -137,7 +137,7 @@ def _reshard(run: RunConfig, checkpoint: Path) -> dict[str, torch.Tensor]:
     """The histories of a rank that goes on at another degree."""
     trainer = build_trainer(run, build_mesh(run.parallel.mesh_shape))
     resume(trainer, checkpoint, Index.from_folder(checkpoint).state["identity"])
-    return {name: owned.tensor for name, owned in list_tensors(trainer).items() if name.startswith("amax_history/")}
+    return {name: owned.tensor for name, owned in list_tensors(trainer).items() if name.startswith("amax_history.")}
 
 
 def test_histories_are_the_same_at_every_degree(ranks: Ranks, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_nothing_is_overwritten_by_a_checkpoint_that_cannot_be_used(tmp_path: Path, damage: str) -> None:
     ownership = {name: Ownership(name, (4,)) for name in ("first", "second")}
     saved = _save(tmp_path, 2, {n: build_owned(o, torch.ones(4)) for n, o in ownership.items()})
-    (file,) = saved.glob("*.safetensors")
+    (file,) = saved.glob("*.distcp")
     if damage == "truncate":
         file.write_bytes(file.read_bytes()[:-1])
     elif damage == "remove":

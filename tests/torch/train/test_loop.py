@@ -1,4 +1,3 @@
-import json
 import signal
 from pathlib import Path
 
@@ -107,19 +106,18 @@ def test_a_run_may_resume_with_another_batch_and_schedule(tmp_path: Path) -> Non
 
 def test_a_damaged_checkpoint_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
     summary = train(build_run(tmp_path, steps=2), MESH)
-    (file,) = summary.checkpoint.glob("*.safetensors")
+    (file,) = summary.checkpoint.glob("*.distcp")
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"is damaged: tp-00000-of-00001.safetensors has 1000 bytes of \d+"):
+    with pytest.raises(CheckpointError, match=r"is damaged: __0_0.distcp has 1000 bytes of \d+"):
         train(build_run(tmp_path, steps=3), MESH)
 
 
 @pytest.mark.parametrize("value", [-4, 1.5, "6", None], ids=repr)
 def test_a_position_that_is_none_is_refused(tmp_path: Path, value: object) -> None:
     summary = train(build_run(tmp_path, steps=1), MESH)
-    index = summary.checkpoint / "index.json"
-    body = json.loads(index.read_text())
-    body["state"]["position"]["step"] = value
-    index.write_text(json.dumps(body))
+    index = Index.from_folder(summary.checkpoint)
+    index.state["position"]["step"] = value
+    (summary.checkpoint / "index.json").write_text(index.to_json())
     with pytest.raises(CheckpointError, match="step-00000001: is not a checkpoint of `plait train`"):
         train(build_run(tmp_path, steps=2), MESH)
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from plait.checkpoint.index import Index
 from plait.checkpoint.names import INDEX, find_latest
-from plait.checkpoint.safetensors import PieceReader
+from plait.checkpoint.read import Checkpoint
 from plait.checkpoint.shards import SINGLE_FILE, WEIGHT_INDEX
 from plait.checkpoint.weights import WeightFiles
 from plait.config.hf.lora import LoraConfig
@@ -110,12 +109,14 @@ def open_checkpoint(path: Path) -> Origin:
     Raises:
         CheckpointError: it is damaged, or does not say of what model it is.
     """
-    index = Index.from_folder(path)
+    checkpoint = Checkpoint.from_folder(path)
+    checkpoint.index.check_files(path, checkpoint.index.files)
+    run_state = checkpoint.index.state
     try:
-        fields: dict[str, Any] = dict(index.state["config"]["model"])
+        fields: dict[str, Any] = dict(run_state["config"]["model"])
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: does not say of what model it is ({error!r})") from error
-    hf_config, lora = index.state.get("hf_config"), None
+    hf_config, lora = run_state.get("hf_config"), None
     if fields.get("family") == "hf":
         if not isinstance(hf_config, Mapping):
             raise CheckpointError(f"{path}: does not hold the config.json of its model")
@@ -130,10 +131,10 @@ def open_checkpoint(path: Path) -> Origin:
         anatomy = None
         native = build_native_config(fields, str(path / INDEX))
         stored = list_native_stored(native)
-    source = ShardedSource(path, index, PieceReader(path))
+    source = ShardedSource(checkpoint)
     _check_complete(path, source, stored)
     side_files = _find_side_files(path, fields)
-    return Origin(path, source, stored, native, hf_config, index.state, side_files, anatomy, lora)
+    return Origin(path, source, stored, native, hf_config, run_state, side_files, anatomy, lora)
 
 
 def build_native_config(fields: Mapping[str, Any], where: str) -> NativeModel:

@@ -1,19 +1,21 @@
 """Writing what was opened: as a Hugging Face directory, or as a sharded checkpoint of ours."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.planner import WriteItem
 
 from plait.checkpoint.folder import write_text
-from plait.checkpoint.index import Index, TensorRecord, list_pieces
-from plait.checkpoint.names import INDEX, file_name, model_name
+from plait.checkpoint.names import STATE, file_name, model_name
+from plait.checkpoint.part import build_state_item, build_write_item
 from plait.checkpoint.shards import METADATA, WEIGHT_INDEX, build_weight_index, plan_files
 from plait.checkpoint.spec import TensorSpec, sort_names
 from plait.checkpoint.stream import TensorWriter
+from plait.checkpoint.write import Part, write_metadata, write_part
 from plait.errors import CheckpointError
 from plait.hf.convert.origin import Origin
 from plait.hf.directory.source import Source, derive_part_shape, take_part
@@ -72,42 +74,38 @@ def write_sharded(
         CheckpointError: a file cannot be read or written.
     """
     specs = {fqn: derive_spec(origin.source, fqn, dtype) for fqn in origin.stored}
-    sizes = {}
-    for rank in range(degree):
-        path = folder / file_name(rank, degree)
-        sizes[path.name] = _write_rank(path, rank, origin.source, ownership, specs, advance)
-    records = {
-        model_name(fqn): TensorRecord(
-            spec.shape,
-            str(spec.dtype).removeprefix("torch."),
-            list_pieces(replace(ownership[fqn], name=model_name(fqn)), degree),
-        )
-        for fqn, spec in specs.items()
-    }
-    write_text(folder / INDEX, Index(0, records, sizes, state).to_json())
+    parts = [_write_rank(folder, rank, origin.source, ownership, specs, state, advance) for rank in range(degree)]
+    write_metadata(folder, 0, state, parts)
     return specs
 
 
 def _write_rank(
-    path: Path,
+    folder: Path,
     rank: int,
     source: Source,
     ownership: Mapping[str, Ownership],
     specs: Mapping[str, TensorSpec],
+    state: Mapping[str, Any],
     advance: Advance,
-) -> int:
-    counted = [fqn for fqn in specs if ownership[fqn].is_counted_on(rank)]
-    local = {model_name(fqn): specs[fqn]._replace(shape=ownership[fqn].local_shape(rank)) for fqn in counted}
-    held = {name: spec for name, spec in local.items() if spec.numel}
-    fqns = {model_name(fqn): fqn for fqn in counted}
-    with TensorWriter(path, held) as writer:
-        for name in sort_names(held):
-            piece = torch.empty(held[name].shape, dtype=held[name].dtype)
-            source.copy_into(piece, fqns[name], ownership[fqns[name]].intervals(rank))
-            check_fits(piece, source.spec(fqns[name]), fqns[name])
-            writer.write(name, piece)
-            advance(held[name].size_bytes)
-    return writer.size_bytes
+) -> Part:
+    fqns = {model_name(fqn): fqn for fqn in specs if ownership[fqn].is_counted_on(rank)}
+    items = [
+        build_write_item(name, specs[fqn].shape, ownership[fqn].intervals(rank), specs[fqn].dtype)
+        for name, fqn in fqns.items()
+        if prod(ownership[fqn].local_shape(rank))
+    ]
+
+    def resolve(item: WriteItem) -> Tensor | dict[str, Any]:
+        if item.index.fqn == STATE:
+            return dict(state)
+        fqn = fqns[item.index.fqn]
+        piece = torch.empty(ownership[fqn].local_shape(rank), dtype=specs[fqn].dtype)
+        source.copy_into(piece, fqn, ownership[fqn].intervals(rank))
+        check_fits(piece, source.spec(fqn), fqn)
+        advance(piece.nbytes)
+        return piece
+
+    return write_part(folder, file_name(rank), [*([build_state_item()] if rank == 0 else []), *items], resolve)
 
 
 def assemble(source: Source, spec: TensorSpec, parts: list[tuple[str, Stored]]) -> Tensor:

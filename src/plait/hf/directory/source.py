@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from plait.checkpoint.index import Index
 from plait.checkpoint.names import model_name
-from plait.checkpoint.part import copy_overlap
-from plait.checkpoint.safetensors import PieceReader
+from plait.checkpoint.read import Checkpoint
 from plait.checkpoint.spec import TensorSpec
 from plait.checkpoint.weights import WeightFiles
 from plait.errors import CheckpointError
@@ -81,28 +78,23 @@ class DirectorySource:
 
 @dataclass(frozen=True)
 class ShardedSource:
-    """A checkpoint of ours, written at any degree."""
+    """A checkpoint of ours, written on any mesh."""
 
-    folder: Path
-    index: Index
-    reader: PieceReader
+    checkpoint: Checkpoint
 
     @property
     def fqns(self) -> Iterator[str]:
         """Of everything of the model."""
         start = model_name("")
-        return (name.removeprefix(start) for name in self.index.tensors if name.startswith(start))
+        return (name.removeprefix(start) for name in self.checkpoint.names if name.startswith(start))
 
     def spec(self, fqn: str) -> TensorSpec:
         """Dtype and global shape."""
-        record = self.index.tensors[model_name(fqn)]
-        return TensorSpec(getattr(torch, record.dtype), record.shape)
+        return self.checkpoint.spec(model_name(fqn))
 
     def copy_into(self, target: Tensor, fqn: str, intervals: Intervals) -> None:
         """Fill `target` with an interval for every dim, in its own dtype."""
-        name = model_name(fqn)
-        for piece in self.index.tensors[name].pieces:
-            copy_overlap(self.reader, name, piece, intervals, target)
+        self.checkpoint.read_piece(target, model_name(fqn), intervals)
 
 
 def derive_part_shape(stored: Stored) -> tuple[int, ...]:
