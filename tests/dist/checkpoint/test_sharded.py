@@ -1,14 +1,18 @@
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from plait.checkpoint.background import BackgroundSave, Staging
 from plait.checkpoint.names import list_checkpoints
 from plait.checkpoint.part import Tensors, build_owned
+from plait.checkpoint.save import Save
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import Mesh, build_mesh
@@ -114,3 +118,42 @@ def test_a_save_that_one_rank_does_not_join_ends_and_names_it(hasty_ranks: Any, 
     assert "rank 1" in str(caught.value)
     assert "share" in str(caught.value)
     assert [path for _, path in list_checkpoints(tmp_path)] == [old]
+
+
+def _save_while_going_on(folder: Path, failing_rank: int | None = None) -> tuple[Path, bool]:
+    """Two saves through a thread, the second of values that change while it is written."""
+    mesh, staging = build_mesh(MeshShape(tp=2)), Staging()
+    for step in (1, 2):
+        tensors = _build_tensors(mesh)
+        write_here = mesh.rank != failing_rank or step == 1
+        with nullcontext() if write_here else patch.object(Save, "write", side_effect=CheckpointError("disk: is full")):
+            save = BackgroundSave(Save(folder, step, {"step": step}), staging.copy(tensors), mesh)
+            for owned in tensors.values():
+                owned.tensor.zero_()
+            final = save.finish()
+    return final, _load(final, MeshShape(tp=2))
+
+
+def test_what_threads_of_all_ranks_wrote_is_one_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    final = tmp_path / "step-00000002"
+    assert ranks(2).call(_save_while_going_on, folder=tmp_path) == [(final, True)] * 2
+    assert sorted(path.name for path in final.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp", "index.json"]
+
+
+@pytest.mark.parametrize("failing_rank", [0, 1])
+def test_a_thread_that_fails_on_one_rank_is_an_error_on_all(ranks: Ranks, tmp_path: Path, failing_rank: int) -> None:
+    with pytest.raises(CheckpointError, match=f"^rank {failing_rank}: disk: is full"):
+        ranks(2).call(_save_while_going_on, folder=tmp_path, failing_rank=failing_rank)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("file", ["__0_0.distcp", "__1_0.distcp", ".metadata", "index.json"])
+def test_one_flipped_bit_of_any_file_is_found_by_all_and_changes_nothing(
+    ranks: Ranks, tmp_path: Path, file: str
+) -> None:
+    (saved, _) = ranks(2).call(_save, folder=tmp_path, step=1, shape=MeshShape(tp=2))
+    content = bytearray((saved / file).read_bytes())
+    content[len(content) // 2] ^= 4
+    (saved / file).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{file}"):
+        ranks(2).call(_load, folder=saved, shape=MeshShape(tp=2))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from plait.checkpoint.index import Index
 from plait.comm import trace
@@ -16,12 +17,13 @@ from plait.config.model import ModelConfig
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.training import derive_run_model, derive_step_collectives
+from plait.models.registry import build_model
 from plait.sharding import MeshShape
 from plait.train.corpus.windows import MicroBatch
 from plait.train.loop import Summary, build_trainer, train
 from plait.train.saves import Saves
 from plait.train.state import list_tensors, resume
-from tests.support.checkpoints import read_tensors
+from tests.support.checkpoints import read_tensors, read_with_torch
 from tests.support.training import GPT, LLAMA, build_run, read_losses, stop_during
 
 Ranks = Callable[[int], LocalRanks]
@@ -142,6 +144,29 @@ def test_resharding_a_run_there_and_back_is_bitwise(ranks: Ranks, tmp_path: Path
     assert before.keys() == after.keys()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     assert (first / "__1_0.distcp").read_bytes() == (third / "__1_0.distcp").read_bytes()
+
+
+def test_whoever_has_torch_alone_reads_what_ranks_wrote(ranks: Ranks, tmp_path: Path) -> None:
+    """Parameters straight into the unsharded model, and everything as nested dicts; as plait reads it at one rank."""
+    run = build_run(tmp_path, model=GPT, parallel={"tp": 3}, steps=2)
+    saved = ranks(3).call(_train, run=run)[0].checkpoint
+    expected = _read_full(build_run(tmp_path, model=GPT), saved)
+    model = build_model(run.model)
+    params = dict(model.named_parameters())  # a state dict names tied weights twice
+    held = {"model": params, "state": None}
+    with pytest.warns(UserWarning, match=r"torch.distributed is .* uninitialized"):
+        dcp.load(held, checkpoint_id=saved)
+    assert all(torch.equal(tensor, expected[f"model.{name}"]) for name, tensor in params.items())
+    assert held["state"]["position"] == {"step": 2, "consumed_sequences": 8}  # type: ignore[index]
+    read = read_tensors(saved)
+    assert read.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in read.items())
+    whole = read_with_torch(saved)
+    assert {name: list(each) for name, each in whole.items() if name != "state"} == {
+        "model": list(params),
+        "optimizer": ["exp_avg", "exp_avg_sq"],
+    }
+    assert whole["state"] == Index.from_folder(saved).state
 
 
 def _reshard(run: RunConfig, checkpoint: Path) -> Path:

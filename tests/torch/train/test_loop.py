@@ -1,19 +1,22 @@
 import signal
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from plait.checkpoint.index import Index
 from plait.checkpoint.names import list_checkpoints
+from plait.checkpoint.save import Save
 from plait.comm.mesh import build_mesh
 from plait.config.model import ModelConfig
 from plait.config.run import RunConfig
-from plait.errors import CheckpointError, ConfigError
+from plait.errors import CheckpointError, ConfigError, PlaitError
 from plait.sharding import MeshShape
 from plait.train.claim import claim_folder
 from plait.train.loop import build_trainer, train
 from plait.train.state import Position, checkpoint_folder, list_tensors, resume
+from tests.support.checkpoints import read_tensors
 from tests.support.training import GPT, LLAMA, build_run, read_losses, save_tokens, stop_during
 
 MESH = build_mesh(MeshShape())
@@ -110,6 +113,74 @@ def test_a_damaged_checkpoint_is_an_error_not_a_fresh_start(tmp_path: Path) -> N
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match=r"is damaged: __0_0.distcp has 1000 bytes of \d+"):
         train(build_run(tmp_path, steps=3), MESH)
+
+
+def test_the_last_undamaged_checkpoint_is_used_if_asked_and_the_others_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = build_run(tmp_path, name="whole", steps=6)
+    train(whole, MESH)
+    run = build_run(tmp_path, steps=6, checkpoint_every=2, keep_checkpoints=0)
+    directory = train(run, MESH).checkpoint.parent
+    file = directory / "step-00000006" / "__0_0.distcp"
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    file.write_bytes(damaged)
+    (directory / "step-00000004" / ".metadata").unlink()
+    with pytest.raises(CheckpointError, match="step-00000006: is damaged: __0_0.distcp does not hold") as caught:
+        train(run, MESH)
+    assert 'train.resume = "last_good"' in str(caught.value.hint)
+    capsys.readouterr()
+    summary = train(build_run(tmp_path, steps=6, resume="last_good"), MESH)
+    assert (summary.step, summary.resumed_from) == (6, directory / "step-00000002")
+    said = capsys.readouterr().err
+    assert "passed over: " in said
+    for problem in ("step-00000006: is damaged: __0_0.distcp does not hold", "step-00000004: is damaged: .metadata is"):
+        assert problem in " ".join(said.split())
+    assert read_losses(run) == read_losses(whole)
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "step-00000002",
+        "step-00000004.damaged",
+        "step-00000006",
+        "step-00000006.damaged",
+    ]
+
+
+def test_without_an_undamaged_checkpoint_nothing_begins_anew(tmp_path: Path) -> None:
+    summary = train(build_run(tmp_path, steps=1), MESH)
+    (summary.checkpoint / "__0_0.distcp").unlink()
+    with pytest.raises(CheckpointError, match=r"no checkpoint is undamaged\n  - .*__0_0.distcp is missing"):
+        train(build_run(tmp_path, steps=2, resume="last_good"), MESH)
+    assert [path.name for path in summary.checkpoint.parent.iterdir()] == ["step-00000001"]
+    assert train(build_run(tmp_path, name="new", steps=1, resume="last_good"), MESH).resumed_from is None
+
+
+def test_a_run_that_saves_while_it_trains_is_the_same_run(tmp_path: Path) -> None:
+    whole = train(build_run(tmp_path, name="whole", steps=5), MESH)
+    run = build_run(tmp_path, steps=5, checkpoint_every=1, keep_checkpoints=2, async_checkpoint=True)
+    with stop_during(3):
+        assert train(run, MESH).step == 3
+    summary = train(run, MESH)
+    assert sorted(path.name for path in summary.checkpoint.parent.iterdir()) == ["step-00000004", "step-00000005"]
+    expected, found = read_tensors(whole.checkpoint), read_tensors(summary.checkpoint)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_save_that_fails_while_the_run_goes_on_stops_it(tmp_path: Path) -> None:
+    run = build_run(tmp_path, steps=50, checkpoint_every=2, async_checkpoint=True)
+    error = CheckpointError("disk: is full")
+    with patch.object(Save, "publish", side_effect=error), pytest.raises(CheckpointError, match="disk: is full"):
+        train(run, MESH)
+    assert 2 < len(read_losses(run)) < 50
+    assert list(checkpoint_folder(run).iterdir()) == []
+
+
+def test_a_save_under_way_is_finished_when_training_diverges(tmp_path: Path) -> None:
+    run = build_run(tmp_path, steps=9, checkpoint_every=1, async_checkpoint=True, learning_rate=1e38)
+    with pytest.raises(PlaitError, match="training diverged"):
+        train(run.model_copy(update={"train": run.train.model_copy(update={"max_grad_norm": 0.0})}), MESH)
+    assert [step for step, _ in list_checkpoints(checkpoint_folder(run))] == [1]
 
 
 @pytest.mark.parametrize("value", [-4, 1.5, "6", None], ids=repr)
