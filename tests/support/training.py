@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from plait.config.axis.pipeline import PipelineConfig
 from plait.config.data import DataConfig
 from plait.config.model import GptConfig, ModelConfig
 from plait.config.parallel import ParallelConfig
@@ -58,6 +59,7 @@ def build_run(
     model: ModelConfig = LLAMA,
     parallel: dict[str, Any] | None = None,
     precision: dict[str, Any] | None = None,
+    pipeline: dict[str, Any] | None = None,
     name: str = "run",
     **train: Any,
 ) -> RunConfig:
@@ -77,6 +79,7 @@ def build_run(
         model=model,
         parallel=ParallelConfig(**parallel or {}),
         precision=PrecisionConfig(**precision or {"compute": "float32"}),
+        pipeline=PipelineConfig(**pipeline or {}),
         data=DataConfig(kind="tokens", paths=(str(tokens if tokens.exists() else save_tokens(folder)),)),
         train=TrainConfig(**settings | train),
     )

@@ -10,7 +10,6 @@ from plait.errors import ConfigError
 from plait.sharding import MAX_TP, MeshAxis, MeshShape
 
 NOT_YET: dict[MeshAxis, str] = {
-    "pp": "cutting the layers into pipeline stages",
     "dp_shard": "sharding parameters over data-parallel ranks",
     "cp": "cutting sequences over context-parallel ranks",
 }

@@ -46,6 +46,9 @@ def _fill(parameter: Tensor, ownership: Ownership, rank: int, std: float, key: i
 
 
 def _tie_embeddings(model: nn.Module, config: ModelConfig) -> None:
-    """Make the tied weight one parameter again: `to_empty` gives each of its two names its own memory."""
-    if config.tied_embeddings:
+    """Make the tied weight one parameter again: `to_empty` gives each of its two names its own memory.
+
+    A pipeline stage may have but one of them, or none.
+    """
+    if config.tied_embeddings and {"embedding", "head"} <= model._modules.keys():
         model.get_submodule("head").weight = model.get_submodule("embedding").weight

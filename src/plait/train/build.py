@@ -10,7 +10,7 @@ from plait.comm.agree import together
 from plait.comm.mesh import Mesh
 from plait.config.hf.read import load_hf_json
 from plait.config.run import FineTuneConfig, RunConfig
-from plait.contract.model import derive_plan
+from plait.contract.model import derive_ownership, derive_plan
 from plait.errors import ConfigError
 from plait.hf.adapters import add_adapters, load_with_adapters
 from plait.hf.convert.parts import list_parts
@@ -20,9 +20,11 @@ from plait.hf.plan import plan_for
 from plait.models.blocks import prepare_blocks
 from plait.models.init import initialize
 from plait.models.registry import build_model
+from plait.models.stage import keep_parts
 from plait.parallel.apply import parallelize
 from plait.parallel.dropout import seed_dropout
 from plait.train.optimizer import AdamW, FlatGradients
+from plait.train.pipeline import PipelineTrainer, mark_tied, select_own_parts
 from plait.train.step import Trainer, compute_hf_logits, compute_native_logits
 
 
@@ -44,7 +46,9 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     optimizer = AdamW(parameters, compute, run.train)
     gradients = FlatGradients(parameters, find_master_dtype(run))
     if isinstance(run, RunConfig):
-        return Trainer(run, mesh, model, gradients, optimizer, compute_native_logits)
+        given = (run, mesh, model, gradients, optimizer, compute_native_logits)
+        is_cut = mesh.pp.degree > 1
+        return PipelineTrainer(*given, tied_over=mark_tied(model, run, mesh)) if is_cut else Trainer(*given)
     with together(mesh):
         hf_config = load_hf_json(Path(run.model.path) / "config.json")
     return Trainer(run, mesh, model, gradients, optimizer, compute_hf_logits, list_parts(model), hf_config)
@@ -69,10 +73,21 @@ def build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
     """This rank's part of a model of our own, in the format of the masters, as training starts from it."""
     plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel, quantization=run.quantization)
     whole = build_model(run.model, device="meta", dtype=find_master_dtype(run))
+    if mesh.pp.degree > 1:
+        _build_subgroups(run, mesh)
+        keep_parts(whole, select_own_parts(run, mesh))
+        plan = plan.select([name for name, _ in whole.named_modules()], run.model.num_layers)
     model = parallelize(whole, mesh, plan, overlap=run.overlap, quantization=run.quantization, context=run.context)
     model.to_empty(device=mesh.device)
     initialize(model, run.model, run.seed)
     return model
+
+
+def _build_subgroups(run: RunConfig, mesh: Mesh) -> None:
+    """Those of ranks that share KV heads: all ranks have to build them, and a stage may have no attention."""
+    for own in derive_ownership(run.model, mesh.tp.degree, sequence_parallel=run.parallel.sequence_parallel).values():
+        if own.reduced_over is not None and own.split is not None:
+            mesh.build_subgroup(own.reduced_over, own.split.replica_groups)
 
 
 def find_master_dtype(run: RunConfig | FineTuneConfig) -> torch.dtype:

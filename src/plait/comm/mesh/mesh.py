@@ -113,6 +113,15 @@ class Mesh:
             self._subgroups[name, partition] = share_memory(axis, self.device) if self.shares_memory else axis
         return self._subgroups[name, partition]
 
+    def build_ends(self) -> Axis:
+        """The axis of the first and the last rank of the pipeline; those between are alone.
+
+        Every rank of the world has to call it.
+        """
+        pipelines = self.ranks.movedim(AXES.index("pp"), -1).flatten(0, -2)
+        groups = tuple((ranks[0], ranks[-1]) for ranks in pipelines.tolist())
+        return build_axis("pp/ends", groups, self.rank, self.pp.reduce_dtype)
+
     def share_memory(self) -> None:
         """Let CPU ranks of one host move through shared memory what they would send each other.
 

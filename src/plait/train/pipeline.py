@@ -1,0 +1,146 @@
+"""The step of a run whose layers are cut into pipeline stages: micro-batches go through them by torch's schedules."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from plait.comm import collectives
+from plait.comm.mesh import Axis, Mesh
+from plait.config.run import RunConfig
+from plait.contract.pipeline.order import Pipeline
+from plait.contract.pipeline.stream import derive_stream_shape
+from plait.contract.training import build_setting
+from plait.models.stage import Stage
+from plait.parallel.apply import mark_repeated
+from plait.parallel.dropout import TokenOffset
+from plait.parallel.pipeline.schedule import TorchSchedule, build_schedule, explain_failure
+from plait.parallel.pipeline.stage import RunningStage, Stream
+from plait.sharding import StagePart, select_parts
+from plait.train.corpus.windows import MicroBatch
+from plait.train.step import Trainer, count_targets
+
+TIED = "embedding.weight"
+"""The parameter that is embedding and head, where these are tied: the first stage and the last have it."""
+
+
+def select_own_parts(run: RunConfig, mesh: Mesh) -> tuple[StagePart, ...]:
+    """The stages of this rank."""
+    return select_parts(run.model.num_layers, run.parallel.pp, run.pipeline.stages_per_rank, mesh.pp.rank)
+
+
+def mark_tied(model: nn.Module, run: RunConfig, mesh: Mesh) -> Axis | None:
+    """Let the first rank of a pipeline count and write what the last holds as well; return the axis of these two.
+
+    None where no parameter is on both. Every rank of the world has to call it.
+    """
+    if not run.model.tied_embeddings:
+        return None
+    if mesh.pp.rank == mesh.pp.degree - 1:
+        mark_repeated(model, (TIED,))
+    return mesh.build_ends()
+
+
+def build_pipeline(run: RunConfig) -> Pipeline:
+    """The order of work of a run."""
+    pipeline = run.pipeline
+    return Pipeline(pipeline.schedule, run.parallel.pp, pipeline.stages_per_rank, run.train.gradient_accumulation)
+
+
+@dataclass
+class PipelineTrainer(Trainer):
+    """A trainer of the stages of one pp rank; all micro-batches of a step are under way at once."""
+
+    tied_over: Axis | None = None
+    """The ranks of the first and the last stage, which sum what each has of the gradient of a tied table."""
+    stages: Sequence[RunningStage] = ()
+    schedule: TorchSchedule = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert isinstance(self.run, RunConfig)
+        run, parts = self.run, select_own_parts(self.run, self.mesh)
+        pipeline, stream, offset = build_pipeline(run), build_stream(run, self.mesh), TokenOffset(self.model)
+        self.stages = [
+            RunningStage(
+                Stage(self.model, part),  # type: ignore[arg-type]
+                part,
+                pipeline.num_stages,
+                self.mesh,
+                stream,
+                offset,
+                self._run_last if part.is_last else run_stage,
+            )
+            for part in parts
+        ]
+        self.schedule = build_schedule(pipeline, self.stages, self._compute_loss)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank reads tokens."""
+        return self.stages[0].is_first
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank has the loss."""
+        return self.stages[-1].is_last
+
+    def _compute_gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
+        """As of all layers; loss and targets are those of the last stage, and zero on ranks that have not got it."""
+        batches, device = list(micro_batches), self.mesh.device
+        for stage in self.stages:
+            stage.begin_step([batch.first_token for batch in batches])
+        tokens = [torch.cat([batch.tokens for batch in batches]).to(device)] if self.is_first else []
+        targets = torch.cat([batch.targets for batch in batches]).to(device) if self.is_last else None
+        losses: list[Tensor] = []
+        try:
+            self.schedule.step(*tokens, target=targets, losses=losses, return_outputs=False)
+        except RuntimeError as error:
+            raise explain_failure(error) from error
+        totals = torch.zeros(2, dtype=torch.float64, device=device)
+        for loss in losses:
+            totals[0] += loss.detach().double()
+        if targets is not None:
+            totals[1] = count_targets(targets)
+        return totals
+
+    def _sum_repeated_gradients(self) -> None:
+        """That of a table which is embedding here and head there: each of the two has what it is used for."""
+        if self.tied_over is not None and self.tied_over.degree > 1:
+            gradient = self.model.get_parameter(TIED).grad
+            assert gradient is not None, TIED
+            gradient.copy_(collectives.all_reduce(gradient, self.tied_over, dtype=gradient.dtype, label="tied"))
+
+    def _run_last(self, stage: nn.Module, x: Tensor, size_BS: tuple[int, int]) -> Tensor:
+        return self.compute_logits(_Sized(stage, size_BS), x)
+
+
+class _Sized(nn.Module):
+    """A stage that is called with one argument, as a model is."""
+
+    def __init__(self, stage: nn.Module, size_BS: tuple[int, int]) -> None:
+        super().__init__()
+        self._stage = (stage,)
+        self._size_BS = size_BS
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the stage."""
+        logits: Tensor = self._stage[0](x, self._size_BS)
+        return logits
+
+
+def run_stage(stage: nn.Module, x: Tensor, size_BS: tuple[int, int]) -> Tensor:
+    """Run a stage that is not the last."""
+    y: Tensor = stage(x, size_BS)
+    return y
+
+
+def build_stream(run: RunConfig, mesh: Mesh) -> Stream:
+    """What travels between the stages of a run, at the place of this rank on tp."""
+    setting = build_setting(run, mesh.tp.rank)
+    return Stream(
+        (run.train.micro_batch_size, run.seq_len),
+        derive_stream_shape(setting, run.model.width),
+        getattr(torch, run.precision.compute),
+        is_sharded=run.parallel.sequence_parallel and mesh.tp.degree > 1,
+    )
