@@ -3,10 +3,15 @@
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.model import ModelContract, derive_model, derive_recipes
+from plait.contract.pipeline.stage import count_parameters, select_modules
+from plait.contract.pipeline.step import derive_stage_collectives, select_run_parts
 from plait.contract.quantization import list_histories
 from plait.contract.setting import Setting
 from plait.contract.step import REDUCE
 from plait.sharding import Invariant, Shard, derive_transition
+
+ENDS = "pp/ends"
+"""The axis of the first and the last rank of a pipeline."""
 
 _GATHER = derive_transition(Shard(0), Invariant()).forward
 
@@ -37,31 +42,50 @@ def derive_run_model(run: RunConfig, tp_rank: int = 0, *, block: int = 0, is_cal
     return derive_model(run.model, setting, block=block, label_smoothing=is_smoothed)
 
 
-def derive_step_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
-    """What the rank issues in one step of `run`, in order."""
-    micro_batches = contract.micro_batch_collectives * run.train.gradient_accumulation
-    return (*micro_batches, *derive_closing_collectives(run, contract))
+def derive_step_collectives(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> tuple[Collective, ...]:
+    """What the rank issues in one step of `run`, in order; of a pipeline the one on pp rank `pp_rank`."""
+    return (*derive_stage_collectives(run, contract, pp_rank), *derive_closing_collectives(run, contract, pp_rank))
 
 
-def derive_closing_collectives(run: RunConfig, contract: ModelContract) -> tuple[Collective, ...]:
-    """What the rank issues once a step: totals, gradients over dp and cp, the gradient norm, largest magnitudes."""
+def derive_closing_collectives(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> tuple[Collective, ...]:
+    """What the rank issues once a step: totals, gradients over dp and cp, the gradient norm, largest magnitudes.
+
+    The first and the last rank of a pipeline also sum the gradient of a table that both have.
+    """
     (axis, dp), dtype = _find_sums(run), contract.setting.sum_dtype
-    over_dp = (Collective(REDUCE, axis, dp, (contract.num_parameters,), dtype),) if dp > 1 else ()
-    norm, histories = derive_grad_norm_collectives(contract.setting), derive_history_collectives(run)
-    return (*_derive_totals(run), *over_dp, *norm, *histories)
+    held = count_parameters(contract, select_run_parts(run, pp_rank))
+    over_dp = (Collective(REDUCE, axis, dp, (held,), dtype),) if dp > 1 else ()
+    norm, histories = derive_grad_norm_collectives(run, contract.setting), derive_history_collectives(run, pp_rank)
+    return (*_derive_totals(run), *over_dp, *_derive_tied_sum(run, contract, pp_rank), *norm, *histories)
 
 
-def derive_grad_norm_collectives(setting: Setting) -> tuple[Collective, ...]:
-    """The one collective of the gradient norm: the sum of squares of what each rank counts."""
-    return (Collective(REDUCE, "tp", setting.tp, (1,), setting.statistics_dtype),) if setting.tp > 1 else ()
+def derive_grad_norm_collectives(run: RunConfig, setting: Setting) -> tuple[Collective, ...]:
+    """Those of the gradient norm: the sum of squares of what each rank counts, over tp and over pp."""
+    axes = (("tp", setting.tp), ("pp", run.parallel.pp))
+    return tuple(
+        Collective(REDUCE, axis, degree, (1,), setting.statistics_dtype) for axis, degree in axes if degree > 1
+    )
 
 
-def derive_history_collectives(run: RunConfig) -> tuple[Collective, ...]:
+def _derive_tied_sum(run: RunConfig, contract: ModelContract, pp_rank: int) -> tuple[Collective, ...]:
+    """The gradient of a table that is embedding on the first stage and head on the last."""
+    if not run.model.tied_embeddings or run.parallel.pp == 1 or pp_rank not in (0, run.parallel.pp - 1):
+        return ()
+    (table,) = contract.entry[0].parameters
+    shape = table.layout.local_shape(contract.setting.rank)
+    return (Collective(REDUCE, ENDS, 2, shape, contract.setting.sum_dtype),)
+
+
+def derive_history_collectives(run: RunConfig, pp_rank: int = 0) -> tuple[Collective, ...]:
     """The largest magnitudes of a step, which delayed scales will look back at: one over tp, one over dp and cp."""
     recipe = run.quantization.resolved
     if recipe is None or not recipe.is_delayed:
         return ()
-    number = len(list_histories(derive_recipes(run.model, run.quantization)))
+    recipes = derive_recipes(run.model, run.quantization)
+    own = select_modules(recipes, select_run_parts(run, pp_rank))
+    number = len(list_histories({module: recipes[module] for module in own}))
+    if not number:
+        return ()
     return tuple(
         Collective(REDUCE, axis, degree, (number,), "float32", op="max")
         for axis, degree in (("tp", run.parallel.tp), _find_sums(run))
@@ -70,11 +94,12 @@ def derive_history_collectives(run: RunConfig) -> tuple[Collective, ...]:
 
 
 def _derive_totals(run: RunConfig) -> list[Collective]:
-    """Loss, number of targets and wish to stop: gathered over dp and cp, and the most of them over tp."""
+    """Loss, number of targets and wish to stop: gathered over dp and cp, summed over pp, and the most over tp."""
     (axis, dp), tp = _find_sums(run), run.parallel.tp
     over_dp = [Collective(_GATHER, axis, dp, (dp, 3), "float64")] if dp > 1 else []
+    over_pp = [Collective(REDUCE, "pp", run.parallel.pp, (3,), "float64")] if run.parallel.pp > 1 else []
     over_tp = [Collective(REDUCE, "tp", tp, (3,), "float64", op="max")] if tp > 1 else []
-    return [*over_dp, *over_tp]
+    return [*over_dp, *over_pp, *over_tp]
 
 
 def _find_sums(run: RunConfig) -> tuple[str, int]:

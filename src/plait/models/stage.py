@@ -39,11 +39,16 @@ class Stage(nn.Module):
         # In a tuple, so that only what is part of the stage is registered.
         self._model = (model,)
         self.part = part
-        for name in (*(_ENTRY if part.is_first else ()), *(_EXIT if part.is_last else ())):
-            if name in model._modules:
-                self.add_module(name, model.get_submodule(name))
+        self._take(model, _ENTRY if part.is_first else ())
         layers = model.layers
         self.layers = nn.ModuleDict({str(index): layers.get_submodule(str(index)) for index in part.layers})
+        self._take(model, _EXIT if part.is_last else ())
+
+    def _take(self, model: nn.Module, names: Sequence[str]) -> None:
+        """In the order of forward, in which the second half of a split backward goes through parameters."""
+        for name in names:
+            if name in model._modules:
+                self.add_module(name, model.get_submodule(name))
 
     def forward(self, x: Tensor, size_BS: tuple[int, int]) -> Tensor:
         """Tokens `[B, S]` or what the stage before gives, `[T, D]` -> the same for the stage behind, or logits."""

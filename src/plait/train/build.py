@@ -11,6 +11,7 @@ from plait.comm.mesh import Mesh
 from plait.config.hf.read import load_hf_json
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.contract.model import derive_ownership, derive_plan
+from plait.contract.pipeline.step import select_run_parts
 from plait.errors import ConfigError
 from plait.hf.adapters import add_adapters, load_with_adapters
 from plait.hf.convert.parts import list_parts
@@ -24,7 +25,7 @@ from plait.models.stage import keep_parts
 from plait.parallel.apply import parallelize
 from plait.parallel.dropout import seed_dropout
 from plait.train.optimizer import AdamW, FlatGradients
-from plait.train.pipeline import PipelineTrainer, mark_tied, select_own_parts
+from plait.train.pipeline import PipelineTrainer, mark_tied
 from plait.train.step import Trainer, compute_hf_logits, compute_native_logits
 
 
@@ -75,7 +76,7 @@ def build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
     whole = build_model(run.model, device="meta", dtype=find_master_dtype(run))
     if mesh.pp.degree > 1:
         _build_subgroups(run, mesh)
-        keep_parts(whole, select_own_parts(run, mesh))
+        keep_parts(whole, select_run_parts(run, mesh.pp.rank))
         plan = plan.select([name for name, _ in whole.named_modules()], run.model.num_layers)
     model = parallelize(whole, mesh, plan, overlap=run.overlap, quantization=run.quantization, context=run.context)
     model.to_empty(device=mesh.device)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from plait.comm import collectives
 from plait.comm.mesh import Axis, Mesh
 from plait.config.run import RunConfig
-from plait.contract.pipeline.order import Pipeline
+from plait.contract.pipeline.step import build_pipeline, select_run_parts
 from plait.contract.pipeline.stream import derive_stream_shape
 from plait.contract.training import build_setting
 from plait.models.stage import Stage
@@ -17,17 +17,11 @@ from plait.parallel.apply import mark_repeated
 from plait.parallel.dropout import TokenOffset
 from plait.parallel.pipeline.schedule import TorchSchedule, build_schedule, explain_failure
 from plait.parallel.pipeline.stage import RunningStage, Stream
-from plait.sharding import StagePart, select_parts
 from plait.train.corpus.windows import MicroBatch
 from plait.train.step import Trainer, count_targets
 
 TIED = "embedding.weight"
 """The parameter that is embedding and head, where these are tied: the first stage and the last have it."""
-
-
-def select_own_parts(run: RunConfig, mesh: Mesh) -> tuple[StagePart, ...]:
-    """The stages of this rank."""
-    return select_parts(run.model.num_layers, run.parallel.pp, run.pipeline.stages_per_rank, mesh.pp.rank)
 
 
 def mark_tied(model: nn.Module, run: RunConfig, mesh: Mesh) -> Axis | None:
@@ -42,12 +36,6 @@ def mark_tied(model: nn.Module, run: RunConfig, mesh: Mesh) -> Axis | None:
     return mesh.build_ends()
 
 
-def build_pipeline(run: RunConfig) -> Pipeline:
-    """The order of work of a run."""
-    pipeline = run.pipeline
-    return Pipeline(pipeline.schedule, run.parallel.pp, pipeline.stages_per_rank, run.train.gradient_accumulation)
-
-
 @dataclass
 class PipelineTrainer(Trainer):
     """A trainer of the stages of one pp rank; all micro-batches of a step are under way at once."""
@@ -59,7 +47,7 @@ class PipelineTrainer(Trainer):
 
     def __post_init__(self) -> None:
         assert isinstance(self.run, RunConfig)
-        run, parts = self.run, select_own_parts(self.run, self.mesh)
+        run, parts = self.run, select_run_parts(self.run, self.mesh.pp.rank)
         pipeline, stream, offset = build_pipeline(run), build_stream(run, self.mesh), TokenOffset(self.model)
         self.stages = [
             RunningStage(
@@ -109,7 +97,7 @@ class PipelineTrainer(Trainer):
         if self.tied_over is not None and self.tied_over.degree > 1:
             gradient = self.model.get_parameter(TIED).grad
             assert gradient is not None, TIED
-            gradient.copy_(collectives.all_reduce(gradient, self.tied_over, dtype=gradient.dtype, label="tied"))
+            gradient.copy_(collectives.all_reduce(gradient, self.tied_over, label="tied"))
 
     def _run_last(self, stage: nn.Module, x: Tensor, size_BS: tuple[int, int]) -> Tensor:
         return self.compute_logits(_Sized(stage, size_BS), x)

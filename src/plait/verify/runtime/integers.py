@@ -70,6 +70,7 @@ class _Bench:
 
     def __init__(self, model: nn.Module, config: RunConfig) -> None:
         self.model = model
+        self.modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
         self.seed = config.seed
         self.num_tokens = config.tokens_per_micro_batch
         self.names, self.ownership = canonical_names(model), ownership_of(model)
@@ -80,7 +81,9 @@ class _Bench:
             self.tokens = enter_tokens(self.num_tokens, mesh)
 
     def run(self, region: Region, tokens_T: Tensor) -> Iterator[Piece]:
-        """One region."""
+        """One region, where this rank has it."""
+        if any(member not in self.modules for member in region.members):
+            return
         modules = [self.model.get_submodule(member) for member in region.members]
         params = self._parameters(region)
         for name, param in params.items():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from plait.config.run import RunConfig
+from plait.contract.pipeline.step import derive_transfers
 from plait.contract.training import derive_run_model, derive_step_collectives
 from plait.overlap.receipt import build_empty_receipt
 from plait.verify.report import ExactCheck, RecipeError, Report, TensorError, TraceCheck
@@ -25,7 +26,12 @@ from plait.verify.runtime.recipe import (
 )
 from plait.verify.runtime.sharded import RankResult, run_sharded
 from plait.verify.static.budget import ErrorBudget, build_budget
-from plait.verify.static.trace import find_difference, find_message_difference, list_promised_messages
+from plait.verify.static.trace import (
+    find_difference,
+    find_message_difference,
+    find_transfer_difference,
+    list_promised_messages,
+)
 
 
 class Ranks(Protocol):
@@ -156,11 +162,15 @@ def _describe_difference(actual: Tensor, expected: Tensor) -> str:
 
 
 def _check_traces(config: RunConfig, rank: int, result: RankResult) -> Iterator[TraceCheck]:
-    tp_rank = config.parallel.mesh_shape.coordinates(rank).tp
-    for phase, issued in zip(list_phases(config), result.traces, strict=True):
-        contract = derive_run_model(config, tp_rank, is_calibrated=phase is CALIBRATED)
-        promised = derive_step_collectives(config, contract)
+    at = config.parallel.mesh_shape.coordinates(rank)
+    for phase, issued, moved in zip(list_phases(config), result.traces, result.transferred, strict=True):
+        contract = derive_run_model(config, at.tp, is_calibrated=phase is CALIBRATED)
+        promised = derive_step_collectives(config, contract, at.pp)
         yield TraceCheck(rank, len(promised), find_difference(promised, issued), phase=phase.name)
+        if config.parallel.pp > 1:
+            transfers = derive_transfers(config, contract.setting, at.pp)
+            difference = find_transfer_difference(transfers, moved)
+            yield TraceCheck(rank, len(transfers), difference, "transfers", phase=phase.name)
 
 
 def _check_messages(rank: int, result: RankResult) -> TraceCheck:

@@ -12,6 +12,7 @@ from plait.comm.trace import Trace, record
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.parameter import build_vocab_split
+from plait.contract.pipeline.transfer import Transfer
 from plait.overlap.collective_matmul import CollectiveMatmul
 from plait.overlap.execute import Rows
 from plait.overlap.receipt import Receipt, check_strict
@@ -39,6 +40,7 @@ class RankResult:
         traces: the collectives of each phase.
         programs: the schedules that ran, one after the other.
         moved: the messages that were sent and received.
+        transferred: what pipeline stages sent and received in each phase.
         receipt: how collectives were overlapped; None on one rank.
     """
 
@@ -46,6 +48,7 @@ class RankResult:
     traces: tuple[tuple[Collective, ...], ...]
     programs: tuple[Program, ...]
     moved: tuple[Moved, ...]
+    transferred: tuple[tuple[Transfer, ...], ...]
     receipt: Receipt | None
 
 
@@ -59,7 +62,8 @@ def run_sharded(config: RunConfig, folder: str) -> RankResult:
     pieces.save(folder, mesh.rank)
     moved = tuple((each.direction, each.message) for trace in traces for each in trace.moved)
     issued = tuple(tuple(trace.collectives) for trace in traces)
-    return RankResult(pieces.parts, issued, passes.programs, moved, passes.receipt)
+    transferred = tuple(tuple(trace.transferred) for trace in traces)
+    return RankResult(pieces.parts, issued, passes.programs, moved, transferred, passes.receipt)
 
 
 @dataclass
@@ -154,7 +158,8 @@ class _Watched:
         with record() as trace:
             result = self.trainer.step(batches, run.train.learning_rate)
         first = build_batch(run, phase.index).first_token
-        for batch, logits in zip(batches, self.logits, strict=True):
+        seen = batches if mesh.pp.rank == mesh.pp.degree - 1 else []
+        for batch, logits in zip(seen, self.logits, strict=True):
             self._add_logits(logits, batch.first_token - first)
         self.pieces.add_whole(phase.label("loss"), "loss", torch.tensor(result.loss, dtype=torch.float64))
         norm = torch.tensor(result.grad_norm, dtype=torch.float64)

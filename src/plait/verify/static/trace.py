@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plait.contract.collective import Collective
+from plait.contract.pipeline.transfer import Transfer
 from plait.schedule.step import Message, Program, Send, Wait
 
 _CONTEXT = 2
@@ -71,12 +72,20 @@ def list_promised_messages(programs: Sequence[Program]) -> list[Moved]:
 
 def find_message_difference(promised: Sequence[Moved], moved: Sequence[Moved]) -> str | None:
     """The first difference between schedules and the messages that moved, in one line, or None."""
+    return _find_first([" ".join(map(str, each)) for each in promised], [" ".join(map(str, each)) for each in moved])
+
+
+def find_transfer_difference(promised: Sequence[Transfer], moved: Sequence[Transfer]) -> str | None:
+    """The first difference between what stages of a pipeline promised and what they moved, in one line, or None."""
+    return _find_first(list(map(str, promised)), list(map(str, moved)))
+
+
+def _find_first(promised: Sequence[str], moved: Sequence[str]) -> str | None:
     for index in range(max(len(promised), len(moved))):
-        promise = promised[index] if index < len(promised) else None
-        move = moved[index] if index < len(moved) else None
+        promise = promised[index] if index < len(promised) else "nothing"
+        move = moved[index] if index < len(moved) else "nothing"
         if promise != move:
-            shown = [" ".join(map(str, each)) if each else "nothing" for each in (promise, move)]
-            return f"message {index} of {len(promised)} promised, {len(moved)} moved: {shown[0]} promised, {shown[1]}"
+            return f"message {index} of {len(promised)} promised, {len(moved)} moved: {promise} promised, {move}"
     return None
 
 

@@ -1,0 +1,86 @@
+"""What a rank issues for a micro-batch in one stage of a pipeline, whole backward or split in two."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from plait.contract.collective import Collective
+from plait.contract.model import ModelContract
+from plait.contract.op import Op
+from plait.contract.pipeline.order import Work
+from plait.contract.recompute import list_backward
+from plait.contract.step import Move, list_collectives, list_moves
+from plait.sharding import StagePart
+
+
+@dataclass(frozen=True)
+class StageContract:
+    """A part of a model on one rank."""
+
+    model: ModelContract
+    part: StagePart
+
+    @property
+    def blocks(self) -> tuple[tuple[Op, ...], ...]:
+        """What is done in order: the entry, each block, the end; those of them that the stage has."""
+        model, part = self.model, self.part
+        return (
+            *((model.entry,) if part.is_first else ()),
+            *map(model.find_block, part.layers),
+            *(((*model.exit, model.loss),) if part.is_last else ()),
+        )
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        """Every operation in the order of forward."""
+        return tuple(op for block in self.blocks for op in block)
+
+    def list_collectives(self, work: Work) -> tuple[Collective, ...]:
+        """What the rank issues for this, in order."""
+        return self._by_work[work]
+
+    @cached_property
+    def _by_work(self) -> dict[Work, tuple[Collective, ...]]:
+        recompute = self.model.setting.recompute
+        backward = [step for block in reversed(self.blocks) for step in list_backward(block, recompute)]
+        both, nothing = tuple(list_collectives(backward)), ()
+        inputs = (move for op in reversed(self.ops) for move in list_moves(op.backward) if _is_for_input(move))
+        weights = (move for op in self.ops for move in list_moves(op.backward) if _is_for_weight(move))
+        return {
+            Work.FORWARD: tuple(each for op in self.ops for each in list_collectives(op.forward)),
+            Work.BACKWARD: both,
+            # The first stage has no input whose gradient anyone waits for, so torch leaves all to the second half.
+            Work.INPUT_BACKWARD: nothing if self.part.is_first else tuple(move.collective for move in inputs),
+            Work.WEIGHT_BACKWARD: both if self.part.is_first else tuple(move.collective for move in weights),
+        }
+
+
+def _is_for_weight(move: Move) -> bool:
+    """A gathered input or gradient that a weight's gradient is made of, or a sum of such gradients."""
+    return move.tensor != "dx"
+
+
+def _is_for_input(move: Move) -> bool:
+    """A gathered gradient that is multiplied by a weight, or the sum of what comes of it."""
+    return move.tensor in ("dx", "dy")
+
+
+def count_parameters(contract: ModelContract, parts: Iterable[StagePart]) -> int:
+    """Elements of the parameters that a rank holds of its stages, a tied one once."""
+    parts = tuple(parts)
+    ends = [
+        *(contract.entry if any(part.is_first for part in parts) else ()),
+        *(contract.exit if any(part.is_last for part in parts) else ()),
+    ]
+    held = list({p.ownership.name: p for op in ends for p in op.parameters}.values())
+    block = [p for op in contract.block for p in op.parameters] * sum(len(part.layers) for part in parts)
+    return sum(p.layout.local_numel(contract.setting.rank) for p in (*held, *block))
+
+
+def select_modules(modules: Iterable[str], parts: Sequence[StagePart]) -> Iterator[str]:
+    """Of modules in blocks, and the head, those that the stages have."""
+    indices = {str(index) for part in parts for index in part.layers}
+    for module in modules:
+        names = module.split(".")
+        if (names[0] == "layers" and names[1] in indices) or (names[0] == "head" and parts[-1].is_last):
+            yield module

@@ -1,0 +1,93 @@
+"""Steps on meshes with pipeline stages are those of the unsharded fp64 twin; what is sent is what was promised."""
+
+import pytest
+
+from tests.support.verification import build_config, verify
+
+ODD = (
+    "model.vocab_size=257",
+    "train.seq_len=7",
+    "model.mlp_width=97",
+    "train.micro_batch_size=1",
+    "model.num_layers=5",
+    "train.gradient_accumulation=4",
+)
+"""Nothing of this divides by a degree, the blocks neither."""
+
+TIED, UNTIED = "gpt-tiny", "llama-tiny-gqa2"
+
+SCHEDULES = {
+    "1f1b": ("pipeline.schedule=1f1b",),
+    "gpipe": ("pipeline.schedule=gpipe",),
+    "interleaved": ("pipeline.schedule=interleaved", "pipeline.stages_per_rank=2"),
+    "zero_bubble": ("pipeline.schedule=zero_bubble",),
+    "zero_bubble_2": ("pipeline.schedule=zero_bubble", "pipeline.stages_per_rank=2"),
+}
+
+
+def check(ranks, source, *overrides, **degrees):
+    axes = [f"parallel.{axis}={degree}" for axis, degree in degrees.items() if axis != "tp"]
+    asked, tp = (*ODD, *axes, *overrides), degrees.get("tp", 1)
+    world_size = build_config(source, tp, *asked).parallel.mesh_shape.world_size
+    report = verify(ranks(world_size), source, tp, *asked)
+    assert report.passed, report.failures
+    assert sum(trace.what == "transfers" for trace in report.traces) == world_size
+
+
+@pytest.mark.parametrize("source", [TIED, UNTIED])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_every_schedule_takes_the_step_of_all_layers(ranks, source, schedule):
+    check(ranks, source, *schedule, pp=2)
+
+
+@pytest.mark.parametrize("source", [TIED, UNTIED])
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_four_stages(ranks, source, schedule):
+    """Ranks between the ends have no part in the sum of a tied table."""
+    check(ranks, source, *SCHEDULES[schedule], pp=4)
+
+
+@pytest.mark.parametrize("source", [TIED, UNTIED])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_stages_of_several_ranks(ranks, source, schedule):
+    """A rank sends its own tokens; with backward split, gathers that both halves need are there twice."""
+    check(ranks, source, *schedule, pp=2, tp=2)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
+def test_stages_of_several_ranks_in_all_reduce_mode(ranks, schedule):
+    check(ranks, TIED, *SCHEDULES[schedule], "parallel.sequence_parallel=false", pp=2, tp=2)
+
+
+def test_shared_kv_heads_on_stages(ranks):
+    """Ranks that hold one KV head are a group of their own, which stages without attention start as well."""
+    check(ranks, UNTIED, *SCHEDULES["zero_bubble"], "model.num_layers=2", pp=2, tp=4)
+
+
+@pytest.mark.parametrize("source", [TIED, UNTIED])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble"])
+def test_copies_of_a_pipeline(ranks, source, schedule):
+    """Masks go by the token of the run, whichever copy and micro-batch it is in."""
+    check(ranks, source, *SCHEDULES[schedule], pp=2, dp_replicate=2)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble_2"])
+def test_three_axes(ranks, schedule):
+    check(ranks, TIED, *SCHEDULES[schedule], pp=2, dp_replicate=2, tp=2)
+
+
+def test_a_stage_may_be_the_embedding_alone(ranks):
+    """Six blocks over eight stages, as Llama 3 has its ends on stages of their own."""
+    check(
+        ranks,
+        UNTIED,
+        "model.num_layers=6",
+        "pipeline.schedule=interleaved",
+        "pipeline.stages_per_rank=4",
+        pp=2,
+    )
+
+
+def test_overlapped_linears_on_stages(ranks):
+    check(ranks, TIED, *SCHEDULES["1f1b"], "overlap=full", pp=2, tp=2)
+    check(ranks, TIED, *SCHEDULES["zero_bubble"], "overlap=full", pp=2, tp=2)
