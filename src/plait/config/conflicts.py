@@ -222,7 +222,7 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("model", "train"): _list_length_conflicts,
     ("model", "pipeline", "train"): _list_recompute_conflicts,
     ("model", "parallel", "train"): _list_token_conflicts,
-    ("model", "parallel", "pipeline", "train"): list_pipeline_conflicts,
+    ("model", "parallel", "pipeline", "quantization", "train"): list_pipeline_conflicts,
     ("model", "train", "quantization"): _list_compile_conflicts,
     ("model", "quantization"): _list_kept_conflicts,
     ("model", "parallel", "quantization"): list_block_conflicts,

@@ -1,13 +1,13 @@
 """Making a model parallel: each module that has a role in the plan is replaced by its twin, ownership is recorded."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from plait.comm.mesh import Mesh, build_mesh_from
+from plait.comm.mesh import Axis, Mesh, build_mesh_from
 from plait.config.axis.context import ContextConfig
 from plait.config.overlap import OverlapConfig, Policy
 from plait.config.parallel import check_axes_run
@@ -42,6 +42,17 @@ _RECORD = "plait_record"
 """The attribute of a parallel model that holds its `Record`."""
 
 
+@dataclass(frozen=True)
+class Tied:
+    """Parameters of several pipeline stages, by name: the ranks of `axis` hold the same of them, and the first counts.
+
+    The gradient of each has an addend on every one of these ranks, which no layer sums.
+    """
+
+    names: frozenset[str]
+    axis: Axis
+
+
 @dataclass
 class Record:
     """What `parallelize` did to a model."""
@@ -55,8 +66,8 @@ class Record:
     """How sequences are dealt and attended where they are cut."""
     precision: ModelPrecision | None = None
     """Which linears are quantized, and how; None where none is."""
-    repeated: frozenset[str] = frozenset()
-    """Parameters that an earlier pipeline stage holds as well: it counts and writes them."""
+    tied: Tied | None = None
+    """What pipeline stages hold in common; None where they have nothing, or there is one."""
 
 
 def parallelize(
@@ -210,17 +221,23 @@ def intervals_of(model: nn.Module) -> dict[str, tuple[Interval, ...]]:
     return {name: own.intervals(rank) for name, own in ownership_of(model).items()}
 
 
+def tied_in(model: nn.Module) -> Tied | None:
+    """What this pipeline stage has in common with another one, on another rank."""
+    record = record_of(model)
+    return None if record is None or record.tied is None or record.tied.axis.degree == 1 else record.tied
+
+
 def repeated_in(model: nn.Module) -> frozenset[str]:
     """Parameters of `model` that an earlier pipeline stage, on another rank, holds as well, and counts and writes."""
-    record = record_of(model)
-    return frozenset() if record is None else record.repeated
+    tied = tied_in(model)
+    return frozenset() if tied is None or tied.axis.rank == 0 else tied.names
 
 
-def mark_repeated(model: nn.Module, names: Collection[str]) -> None:
-    """Say that an earlier pipeline stage, on another rank, holds parameters `names` of a parallel model as well."""
+def tie(model: nn.Module, tied: Tied) -> None:
+    """Say what a parallel model, which is a pipeline stage, has in common with another one."""
     record = record_of(model)
     assert record is not None, type(model)
-    record.repeated = frozenset(names)
+    record.tied = tied
 
 
 def _build_dropouts(model: nn.Module, roles: dict[str, Role]) -> dict[nn.Module, nn.Module]:

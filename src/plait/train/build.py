@@ -25,7 +25,7 @@ from plait.models.stage import keep_parts
 from plait.parallel.apply import parallelize
 from plait.parallel.dropout import seed_dropout
 from plait.train.optimizer import AdamW, FlatGradients
-from plait.train.pipeline import PipelineTrainer, mark_tied
+from plait.train.pipeline import PipelineTrainer, tie_ends
 from plait.train.step import Trainer, compute_hf_logits, compute_native_logits
 
 
@@ -48,8 +48,7 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     gradients = FlatGradients(parameters, find_master_dtype(run))
     if isinstance(run, RunConfig):
         given = (run, mesh, model, gradients, optimizer, compute_native_logits)
-        is_cut = mesh.pp.degree > 1
-        return PipelineTrainer(*given, tied_over=mark_tied(model, run, mesh)) if is_cut else Trainer(*given)
+        return Trainer(*given) if mesh.pp.degree == 1 else PipelineTrainer(*given)
     with together(mesh):
         hf_config = load_hf_json(Path(run.model.path) / "config.json")
     return Trainer(run, mesh, model, gradients, optimizer, compute_hf_logits, list_parts(model), hf_config)
@@ -79,6 +78,8 @@ def build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
         keep_parts(whole, select_run_parts(run, mesh.pp.rank))
         plan = plan.select([name for name, _ in whole.named_modules()], run.model.num_layers)
     model = parallelize(whole, mesh, plan, overlap=run.overlap, quantization=run.quantization, context=run.context)
+    if mesh.pp.degree > 1:
+        tie_ends(model, run, mesh)
     model.to_empty(device=mesh.device)
     initialize(model, run.model, run.seed)
     return model

@@ -7,41 +7,33 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm import collectives
-from plait.comm.mesh import Axis, Mesh
+from plait.comm.mesh import Mesh
 from plait.config.run import RunConfig
 from plait.contract.pipeline.step import build_pipeline, select_run_parts
 from plait.contract.pipeline.stream import derive_stream_shape
 from plait.contract.training import build_setting
 from plait.models.stage import Stage
-from plait.parallel.apply import mark_repeated
+from plait.parallel.apply import Tied, tie, tied_in
 from plait.parallel.dropout import TokenOffset
 from plait.parallel.pipeline.schedule import TorchSchedule, build_schedule, explain_failure
 from plait.parallel.pipeline.stage import RunningStage, Stream
 from plait.train.corpus.windows import MicroBatch
 from plait.train.step import Trainer, count_targets
 
-TIED = "embedding.weight"
-"""The parameter that is embedding and head, where these are tied: the first stage and the last have it."""
+TIED = frozenset({"embedding.weight"})
+"""What is embedding and head, where these are tied: the first stage and the last have it."""
 
 
-def mark_tied(model: nn.Module, run: RunConfig, mesh: Mesh) -> Axis | None:
-    """Let the first rank of a pipeline count and write what the last holds as well; return the axis of these two.
-
-    None where no parameter is on both. Every rank of the world has to call it.
-    """
-    if not run.model.tied_embeddings:
-        return None
-    if mesh.pp.rank == mesh.pp.degree - 1:
-        mark_repeated(model, (TIED,))
-    return mesh.build_ends()
+def tie_ends(model: nn.Module, run: RunConfig, mesh: Mesh) -> None:
+    """Let the first and the last rank of a pipeline know what both have. Every rank of the world has to call it."""
+    if run.model.tied_embeddings:
+        tie(model, Tied(TIED, mesh.build_ends()))
 
 
 @dataclass
 class PipelineTrainer(Trainer):
     """A trainer of the stages of one pp rank; all micro-batches of a step are under way at once."""
 
-    tied_over: Axis | None = None
-    """The ranks of the first and the last stage, which sum what each has of the gradient of a tied table."""
     stages: Sequence[RunningStage] = ()
     schedule: TorchSchedule = field(init=False)
 
@@ -94,10 +86,12 @@ class PipelineTrainer(Trainer):
 
     def _sum_repeated_gradients(self) -> None:
         """That of a table which is embedding here and head there: each of the two has what it is used for."""
-        if self.tied_over is not None and self.tied_over.degree > 1:
-            gradient = self.model.get_parameter(TIED).grad
-            assert gradient is not None, TIED
-            gradient.copy_(collectives.all_reduce(gradient, self.tied_over, label="tied"))
+        tied = tied_in(self.model)
+        for name in () if tied is None else tied.names:
+            gradient = self.model.get_parameter(name).grad
+            assert gradient is not None, name
+            assert tied is not None, name
+            gradient.copy_(collectives.all_reduce(gradient, tied.axis, label="tied"))
 
     def _run_last(self, stage: nn.Module, x: Tensor, size_BS: tuple[int, int]) -> Tensor:
         return self.compute_logits(_Sized(stage, size_BS), x)

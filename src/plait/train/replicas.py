@@ -12,7 +12,7 @@ from plait.comm.agree import share
 from plait.comm.mesh import Axis, Mesh
 from plait.config.run import AnyRun
 from plait.errors import ConfigError, ContractError
-from plait.parallel.apply import ownership_of
+from plait.parallel.apply import ownership_of, tied_in
 from plait.train.corpus.windows import MicroBatch
 
 _WEIGHT = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -70,7 +70,8 @@ def check_replicas(model: nn.Module, mesh: Mesh) -> None:
     """Check that parameters held by several ranks are the same, bit for bit, on all of them.
 
     Over dp and cp that is every parameter; over tp those that are whole on every rank, and KV heads that a subgroup
-    shares. A hash of 64 bits a parameter is all that is compared.
+    shares; over pp a table that the first stage and the last have. A hash of 64 bits a parameter is all that is
+    compared.
 
     Raises:
         ContractError: on every rank, naming the parameters that drifted apart.
@@ -83,6 +84,9 @@ def check_replicas(model: nn.Module, mesh: Mesh) -> None:
         split = ownership[name].split
         if split is not None and split.is_replicated:
             drifted += _find_different([name], hashes, mesh.build_subgroup("tp/kv", split.replica_groups))
+    tied = tied_in(model)
+    if tied is not None:
+        drifted += _find_different(sorted(tied.names), hashes, tied.axis)
     found = sorted({name for names in share(drifted, mesh) for name in names})
     if found:
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""

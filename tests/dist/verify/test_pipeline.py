@@ -91,3 +91,10 @@ def test_a_stage_may_be_the_embedding_alone(ranks):
 def test_overlapped_linears_on_stages(ranks):
     check(ranks, TIED, *SCHEDULES["1f1b"], "overlap=full", pp=2, tp=2)
     check(ranks, TIED, *SCHEDULES["zero_bubble"], "overlap=full", pp=2, tp=2)
+
+
+@pytest.mark.parametrize("recipe", ["fp8_delayedscaling", "nvfp4"])
+def test_quantized_stages(ranks, recipe):
+    """The blocks that are kept are those of the whole model; each stage has histories of its own linears."""
+    small = ("model.width=128", "model.num_heads=4", "model.mlp_width=192", "train.seq_len=32", "model.vocab_size=256")
+    check(ranks, "llama-tiny", *small, f"quantization={recipe}", pp=2, tp=2)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from plait.config import ParallelConfig, PipelineConfig, RunConfig, TrainConfig, load_preset
+from plait.config import ParallelConfig, PipelineConfig, QuantizationConfig, RunConfig, TrainConfig, load_preset
 from plait.config import parallel as parallel_module
 from plait.sharding import derive_parts, find_idle_stage, select_parts, share_layers
 
@@ -49,13 +49,22 @@ def test_other_schedules_take_fewer_micro_batches_than_ranks(schedule: str) -> N
     assert _build(4, 2, schedule=schedule).pipeline.schedule == schedule
 
 
-def test_compiled_blocks_have_no_split_backward() -> None:
-    with pytest.raises(ValidationError, match=r"pipeline\.schedule: a compiled block has one backward"):
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"train": TrainConfig(gradient_accumulation=2, compile=True)}, "a compiled block has one backward"),
+        (
+            {"quantization": QuantizationConfig(recipe="fp8_delayedscaling")},
+            "a quantized linear reads its gradient once",
+        ),
+    ],
+    ids=["compiled", "quantized"],
+)
+def test_what_has_one_backward_is_not_split(section: dict[str, Any], message: str) -> None:
+    sections = {"train": TrainConfig(gradient_accumulation=2), **section}
+    with pytest.raises(ValidationError, match=rf"pipeline\.schedule: {message}"):
         RunConfig(
-            model=MODEL,
-            parallel=ParallelConfig(pp=2),
-            pipeline=PipelineConfig(schedule="zero_bubble"),
-            train=TrainConfig(gradient_accumulation=2, compile=True),
+            model=MODEL, parallel=ParallelConfig(pp=2), pipeline=PipelineConfig(schedule="zero_bubble"), **sections
         )
 
 

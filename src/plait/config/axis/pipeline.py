@@ -6,6 +6,7 @@ from typing import Literal
 from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.model import GptConfig, LlamaConfig
 from plait.config.parallel import ParallelConfig
+from plait.config.quantization import QuantizationConfig
 from plait.config.section import Count, Problem, Section
 from plait.config.train import TrainConfig
 from plait.sharding import derive_parts, find_idle_stage
@@ -34,6 +35,7 @@ def list_pipeline_conflicts(
     model: LlamaConfig | GptConfig | CheckpointModel,
     parallel: ParallelConfig,
     pipeline: PipelineConfig,
+    quantization: QuantizationConfig,
     train: TrainConfig,
 ) -> Iterator[Problem]:
     """Every stage must hold something, and every schedule has its own needs."""
@@ -48,11 +50,20 @@ def list_pipeline_conflicts(
     refusal = find_refusal(pipeline.schedule, parallel.pp, train.gradient_accumulation)
     if refusal is not None:
         yield Problem("train.gradient_accumulation", refusal, f"use a multiple of parallel.pp = {parallel.pp}")
-    if pipeline.schedule == "zero_bubble" and train.compile:
+    if pipeline.schedule == "zero_bubble":
+        yield from _list_split_conflicts(quantization, train)
+
+
+def _list_split_conflicts(quantization: QuantizationConfig, train: TrainConfig) -> Iterator[Problem]:
+    """Gradients of inputs and of weights are computed apart."""
+    whole = "a compiled block has one backward" if train.compile else ""
+    if quantization.resolved is not None:
+        whole = "a quantized linear reads its gradient once, for both halves of its backward"
+    if whole:
         yield Problem(
             "pipeline.schedule",
-            "a compiled block has one backward, which zero_bubble would have to split",
-            "use interleaved or 1f1b, or set train.compile = false",
+            f"{whole}, and zero_bubble splits backward into two",
+            'use pipeline.schedule = "interleaved" or "1f1b"',
         )
 
 
