@@ -25,5 +25,7 @@ def derive_reference(source: str, overrides: tuple[str, ...]) -> Reference:
 def verify(ranks, source: str, tp: int, *overrides: str, sequence_parallel: bool = True) -> Report:
     """The report of one verification on `ranks`."""
     config = build_config(source, tp, *overrides, sequence_parallel=sequence_parallel)
-    about_model = tuple(override for override in overrides if not override.startswith("overlap"))
+    about_model = tuple(
+        override for override in overrides if not override.startswith(("overlap", "parallel", "context"))
+    )
     return check_parity(config, ranks, derive_reference(source, about_model))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from plait.config.axis.context import list_context_conflicts, list_document_conflicts
 from plait.config.axis.pipeline import PipelineConfig, list_pipeline_conflicts
 from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.model import GptConfig, LlamaConfig
@@ -89,7 +90,7 @@ def _list_length_conflicts(model: AnyModel, train: TrainConfig) -> Iterator[Prob
 
 def _list_token_conflicts(model: AnyModel, parallel: ParallelConfig, train: TrainConfig) -> Iterator[Problem]:
     """Under sequence parallelism every rank must hold a token."""
-    tokens = _count_tokens(model, train)
+    tokens = _count_tokens(model, train, parallel.cp)
     if parallel.sequence_parallel and tokens < parallel.tp:
         yield Problem(
             "parallel.tp",
@@ -108,7 +109,7 @@ def _list_chunk_conflicts(
     """A piece has at least one token, or as many as share a scale."""
     recipe = quantization.resolved
     unit, what = (1, "") if recipe is None or recipe.token_unit == 1 else (recipe.token_unit, " in whole blocks")
-    tokens = _count_tokens(model, train)
+    tokens = _count_tokens(model, train, parallel.cp)
     fewest = tokens // unit // parallel.tp
     if parallel.tp == 1 or overlap.policy == "disabled" or overlap.chunks == "auto" or not fewest:
         return
@@ -211,8 +212,9 @@ def list_unit_conflicts(
         )
 
 
-def _count_tokens(model: AnyModel, train: TrainConfig) -> int:
-    return train.micro_batch_size * (train.seq_len or model.max_seq_len)
+def _count_tokens(model: AnyModel, train: TrainConfig, cp: int = 1) -> int:
+    """Tokens of a micro-batch, those of the context-parallel rank that has fewest."""
+    return train.micro_batch_size * ((train.seq_len or model.max_seq_len) // cp)
 
 
 _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
@@ -226,6 +228,8 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("model", "train", "quantization"): _list_compile_conflicts,
     ("model", "quantization"): _list_kept_conflicts,
     ("model", "parallel", "quantization"): list_block_conflicts,
+    ("model", "parallel", "context", "pipeline", "train", "quantization"): list_context_conflicts,
+    ("model", "data", "train"): list_document_conflicts,
     ("model", "parallel", "quantization", "train"): list_unit_conflicts,
     ("model", "parallel", "overlap", "train", "quantization"): _list_chunk_conflicts,
 }

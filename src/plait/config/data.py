@@ -32,6 +32,12 @@ class DataConfig(Section):
     """The key of a JSON line that holds the text."""
     end_of_text: NonEmpty | None = None
     """The token put after every document; the tokenizer's usual one unless given."""
+    end_of_text_id: Annotated[int, Field(ge=0)] | None = None
+    """Its id, in token files without a tokenizer."""
+    mask_documents: bool = False
+    """Whether attention stays within documents, of which sequences have several: each is then computed as if it were
+    alone, its positions count from 0, and no token is predicted from the document before. A document that a sequence
+    cuts is two."""
 
     def conflicts(self) -> Iterator[Problem]:
         """There must be something to read, and a tokenizer where it is text."""
@@ -39,3 +45,8 @@ class DataConfig(Section):
             yield Problem("paths", "is empty")
         if self.kind != "tokens" and self.tokenizer is None:
             yield Problem("tokenizer", f'is required: data of kind "{self.kind}" has to be turned into tokens')
+        if self.end_of_text_id is not None and self.kind != "tokens":
+            yield Problem("end_of_text_id", "is for token files", "set end_of_text to the token that ends a document")
+        if self.mask_documents and self.kind == "tokens" and self.tokenizer is None and self.end_of_text_id is None:
+            text = "nothing says which token of the token files ends a document"
+            yield Problem("mask_documents", text, "set data.end_of_text_id, or data.tokenizer")

@@ -11,7 +11,6 @@ from plait.sharding import MAX_TP, MeshAxis, MeshShape
 
 NOT_YET: dict[MeshAxis, str] = {
     "dp_shard": "sharding parameters over data-parallel ranks",
-    "cp": "cutting sequences over context-parallel ranks",
 }
 """Axes on which nothing runs so far, and what they will be for: an axis that is taken out of here is open."""
 

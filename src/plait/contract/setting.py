@@ -5,6 +5,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from plait.config.recipe import Recipe
+from plait.contract.context.attention import ContextMethod
+from plait.contract.context.sequences import Sequences
 from plait.contract.plan import derive_activation_placement
 from plait.dtype import DType
 from plait.sharding import Layout, Placement, Shard, Split, build_split, build_token_split
@@ -30,7 +32,10 @@ class Setting:
 
     Attributes:
         is_calibrated: whether delayed scaling has a history to look back at, as it has from the second step on.
+        seq_len: of whole sequences, also where they are cut over a context axis.
         recompute: what backward computes again.
+        sequences: how they are cut over a context axis, and what sees what; None where they are whole.
+        context_method: how queries and keys of different context ranks meet.
     """
 
     batch: int
@@ -43,11 +48,18 @@ class Setting:
     quantization: "QuantizationConfig | None" = None
     is_calibrated: bool = True
     recompute: "Recompute" = "none"
+    sequences: Sequences | None = None
+    context_method: ContextMethod = ContextMethod.RING
 
     @property
     def num_tokens(self) -> int:
-        """T: tokens of one dp coordinate in one forward and backward."""
-        return self.batch * self.seq_len
+        """T: tokens of one (dp, cp) coordinate in one forward and backward."""
+        return self.batch * self.num_own_tokens
+
+    @property
+    def num_own_tokens(self) -> int:
+        """Tokens of each sequence that the rank has."""
+        return self.seq_len if self.sequences is None else self.sequences.num_own
 
     @property
     def sum_dtype(self) -> DType:

@@ -1,7 +1,12 @@
 """What a rank issues in a whole optimizer step of a run: its micro-batches, then what happens once."""
 
+from collections.abc import Sequence
+
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
+from plait.contract.context.attention import ContextMethod
+from plait.contract.context.mask import CAUSAL, AttentionMask
+from plait.contract.context.sequences import Sequences
 from plait.contract.model import ModelContract, derive_model, derive_recipes
 from plait.contract.pipeline.stage import count_parameters, select_modules
 from plait.contract.pipeline.step import derive_stage_collectives, select_run_parts
@@ -9,6 +14,7 @@ from plait.contract.quantization import list_histories
 from plait.contract.setting import Setting
 from plait.contract.step import REDUCE
 from plait.sharding import Invariant, Shard, derive_transition
+from plait.sharding.token_order import Order, build_order
 
 ENDS = "pp/ends"
 """The axis of the first and the last rank of a pipeline."""
@@ -16,8 +22,11 @@ ENDS = "pp/ends"
 _GATHER = derive_transition(Shard(0), Invariant()).forward
 
 
-def build_setting(run: RunConfig, tp_rank: int = 0, *, is_calibrated: bool = True) -> Setting:
-    """The circumstances of tp rank `tp_rank` in `run`."""
+def build_setting(
+    run: RunConfig, tp_rank: int = 0, cp_rank: int = 0, *, mask: AttentionMask = CAUSAL, is_calibrated: bool = True
+) -> Setting:
+    """The circumstances of the rank at `tp_rank` and `cp_rank` in `run`, where `mask` says what sees what."""
+    order = build_order(Order(run.context.order), run.seq_len, run.parallel.cp)
     return Setting(
         batch=run.train.micro_batch_size,
         seq_len=run.seq_len,
@@ -29,22 +38,39 @@ def build_setting(run: RunConfig, tp_rank: int = 0, *, is_calibrated: bool = Tru
         quantization=run.quantization,
         is_calibrated=is_calibrated,
         recompute=run.train.recompute,
+        sequences=Sequences(order, cp_rank, mask) if run.parallel.cp > 1 else None,
+        context_method=ContextMethod(run.context.method),
     )
 
 
-def derive_run_model(run: RunConfig, tp_rank: int = 0, *, block: int = 0, is_calibrated: bool = True) -> ModelContract:
-    """What tp rank `tp_rank` does for one micro-batch of `run`; `block` is the one whose names stand for all.
+def derive_run_model(
+    run: RunConfig,
+    tp_rank: int = 0,
+    cp_rank: int = 0,
+    *,
+    mask: AttentionMask = CAUSAL,
+    block: int = 0,
+    is_calibrated: bool = True,
+) -> ModelContract:
+    """What a rank does for one micro-batch of `run`; `block` is the one whose names stand for all.
 
-    `is_calibrated` is false in the first step of a run that scales by earlier ones.
+    `mask` tells of its documents: what no rank of a context axis needs does not move. `is_calibrated` is false in the
+    first step of a run that scales by earlier ones.
     """
     is_smoothed = run.train.label_smoothing > 0
-    setting = build_setting(run, tp_rank, is_calibrated=is_calibrated)
+    setting = build_setting(run, tp_rank, cp_rank, mask=mask, is_calibrated=is_calibrated)
     return derive_model(run.model, setting, block=block, label_smoothing=is_smoothed)
 
 
-def derive_step_collectives(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> tuple[Collective, ...]:
-    """What the rank issues in one step of `run`, in order; of a pipeline the one on pp rank `pp_rank`."""
-    return (*derive_stage_collectives(run, contract, pp_rank), *derive_closing_collectives(run, contract, pp_rank))
+def derive_step_collectives(
+    run: RunConfig, contract: ModelContract, pp_rank: int = 0, *, micro_batches: Sequence[ModelContract] = ()
+) -> tuple[Collective, ...]:
+    """What the rank issues in one step of `run`, in order; of a pipeline the one on pp rank `pp_rank`.
+
+    `micro_batches` say what it does for each of them, where that differs, as their documents may.
+    """
+    contracts = micro_batches or (contract,) * run.train.gradient_accumulation
+    return (*derive_stage_collectives(run, contracts, pp_rank), *derive_closing_collectives(run, contract, pp_rank))
 
 
 def derive_closing_collectives(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> tuple[Collective, ...]:

@@ -13,7 +13,7 @@ from plait.parallel.apply import receipt_of
 from plait.parallel.precision.model import find_precisions
 from plait.train.build import build_trainer
 from plait.train.claim import claim_folder
-from plait.train.corpus.tokenize import prepare_tokens
+from plait.train.corpus.tokenize import find_document_end, prepare_tokens
 from plait.train.corpus.windows import Windows, read_micro_batches
 from plait.train.faults.pace import PaceMeter
 from plait.train.log import Done, RunLog
@@ -55,7 +55,7 @@ def train(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Summary:
         check_same_config(run, mesh)
         stream = prepare_tokens(run, mesh)
         with together(mesh):
-            windows = Windows(stream, run.seq_len, run.seed)
+            windows = Windows(stream, run.seq_len, run.seed, end_of_text=find_document_end(run))
         trainer = build_trainer(run, mesh)
         with claim_folder(Path(run.out_dir) / run.name, mesh):
             with together(mesh):

@@ -13,16 +13,15 @@ from plait.comm.mesh import Mesh
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.errors import PlaitError
 from plait.hf.stored import Stored
+from plait.parallel.apply import enter_sequences
+from plait.parallel.context.tokens import take_own
 from plait.parallel.dropout import set_dropout_offset
 from plait.parallel.grad_norm import clip_grad_norm_
 from plait.parallel.loss import vocab_parallel_cross_entropy
 from plait.parallel.precision.model import update_amax_history
 from plait.sharding import build_split
-from plait.train.corpus.windows import MicroBatch
+from plait.train.corpus.windows import IGNORE_INDEX, MicroBatch
 from plait.train.optimizer import AdamW, Gradients
-
-IGNORE_INDEX = -100
-
 
 ComputeLogits = Callable[[nn.Module, Tensor], Tensor]
 """Model and tokens `[B, S]` -> this rank's columns of the logits, `[T, V/tp]`."""
@@ -95,13 +94,23 @@ class Trainer:
         """Add the gradients of all micro-batches up; return their loss and number of targets, float64 `[2]`."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
         for batch in micro_batches:
-            targets = batch.targets.to(self.mesh.device, non_blocking=True)
+            tokens, targets = self._enter(batch)
             set_dropout_offset(self.model, batch.first_token)
-            logits = self.compute_logits(self.model, batch.tokens.to(self.mesh.device, non_blocking=True))
+            logits = self.compute_logits(self.model, tokens)
             loss = self._compute_loss(logits, targets)
             loss.backward()
             totals += torch.stack((loss.detach().double(), count_targets(targets)))
         return totals
+
+    def _enter(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Begin a micro-batch: this rank's tokens `[B, S/cp]` of it, and their targets `[T]`."""
+        sequences = enter_sequences(self.model, self.run.seq_len, batch.documents)
+        own = (
+            take_own(x, sequences.order, sequences.rank).to(self.mesh.device, non_blocking=True)
+            for x in (batch.tokens, batch.targets.view_as(batch.tokens))
+        )
+        tokens, targets = own
+        return tokens, targets.flatten()
 
     def _compute_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The sum over the targets of a micro-batch."""

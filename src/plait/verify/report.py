@@ -66,7 +66,7 @@ class TraceCheck:
     rank: int
     num_promised: int
     difference: TraceDifference | str | None = None
-    what: Literal["collectives", "messages", "transfers"] = "collectives"
+    what: Literal["collectives", "messages", "ring messages", "transfers"] = "collectives"
     phase: str = ""
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from plait.config.model import GptConfig, ModelConfig
 from plait.config.recipe import Recipe
+from plait.contract.block.context import derive_context_attention
 from plait.contract.linear import LinearParameters, build_linear_parameters, derive_column_group, derive_row
 from plait.contract.norm import derive_dropout, derive_norm
 from plait.contract.op import Op, Saved
@@ -47,6 +48,8 @@ def derive_core_attention(
     Dropout on the probabilities needs them whole: then they, the mask and the dropped ones are kept, counted in the
     dtype of activations, though softmax normalises in at least float32.
     """
+    if setting.sequences is not None:
+        return derive_context_attention(config, setting, cuts, module)
     rank, S, H = setting.rank, setting.seq_len, config.head_width
     heads = cuts.query.lengths[rank] // H
     q = setting.build_tensor("q", "N*H", cuts.query.size, Shard(1), cuts.query)

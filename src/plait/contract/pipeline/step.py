@@ -1,5 +1,7 @@
 """What a rank of a pipeline issues and sends in an optimizer step of a run."""
 
+from collections.abc import Sequence
+
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.model import ModelContract
@@ -25,11 +27,19 @@ def select_run_parts(run: RunConfig, pp_rank: int) -> tuple[StagePart, ...]:
     return select_parts(run.model.num_layers, run.parallel.pp, run.pipeline.stages_per_rank, pp_rank)
 
 
-def derive_stage_collectives(run: RunConfig, contract: ModelContract, pp_rank: int) -> tuple[Collective, ...]:
-    """What the rank issues for all micro-batches of a step, in the order of its work."""
-    stages = {part.index: StageContract(contract, part) for part in select_run_parts(run, pp_rank)}
-    actions = build_pipeline(run).list_actions(pp_rank)
-    return tuple(each for action in actions for each in stages[action.stage].list_collectives(action.work))
+def derive_stage_collectives(
+    run: RunConfig, contracts: Sequence[ModelContract], pp_rank: int
+) -> tuple[Collective, ...]:
+    """What the rank issues for the micro-batches of a step, one of `contracts` each, in the order of its work."""
+    parts = select_run_parts(run, pp_rank)
+    stages = {
+        (part.index, contract): StageContract(contract, part) for part in parts for contract in dict.fromkeys(contracts)
+    }
+    works = [
+        (stages[action.stage, contracts[action.micro_batch]], action.work)
+        for action in build_pipeline(run).list_actions(pp_rank)
+    ]
+    return tuple(each for stage, work in works for each in stage.list_collectives(work))
 
 
 def derive_transfers(run: RunConfig, setting: Setting, pp_rank: int) -> tuple[Transfer, ...]:

@@ -63,6 +63,20 @@ def find_end_of_text(tokenizer: Tokenizer, config: DataConfig) -> int:
     return found[0]
 
 
+def find_document_end(run: AnyRun) -> int | None:
+    """Id of the token that ends a document, where attention stays within documents.
+
+    Raises:
+        ConfigError: the tokenizer has no such token.
+    """
+    data = run.data
+    if data is None or not data.mask_documents:
+        return None
+    if data.end_of_text_id is not None:
+        return data.end_of_text_id
+    return find_end_of_text(load_tokenizer(data, run.model.vocab_size), data)
+
+
 def check_data(run: AnyRun) -> None:
     """Check, without other ranks and before any of them waits, all of the data that can be checked without reading it.
 
@@ -74,6 +88,7 @@ def check_data(run: AnyRun) -> None:
     files = list_files(run.data)
     if run.data.kind == "tokens":
         Windows(TokenStream.from_files(files), run.seq_len, run.seed)
+        find_document_end(run)
     else:
         find_end_of_text(load_tokenizer(run.data, run.model.vocab_size), run.data)
 

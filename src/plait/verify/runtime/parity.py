@@ -10,14 +10,14 @@ from torch import Tensor
 
 from plait.config.run import RunConfig
 from plait.contract.pipeline.step import derive_transfers
-from plait.contract.training import derive_run_model, derive_step_collectives
+from plait.contract.training import build_setting
 from plait.overlap.receipt import build_empty_receipt
 from plait.verify.report import ExactCheck, RecipeError, Report, TensorError, TraceCheck
 from plait.verify.runtime import twin
 from plait.verify.runtime.compare import Measure, Step, find_distance
 from plait.verify.runtime.pieces import Assembly
+from plait.verify.runtime.promises import is_of_ring, list_promised_collectives, list_ring_messages
 from plait.verify.runtime.recipe import (
-    CALIBRATED,
     Phase,
     choose_exact_scales,
     choose_precision,
@@ -103,6 +103,8 @@ def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = 
     traces = [check for rank, result in enumerate(results) for check in _check_traces(config, rank, result)]
     if config.overlap.policy != "disabled":
         traces += [_check_messages(rank, result) for rank, result in enumerate(results)]
+    if config.parallel.cp > 1 and config.context.method == "ring":
+        traces += [_check_ring(config, rank, result) for rank, result in enumerate(results)]
     return Report(
         _describe(asked),
         reference.budget,
@@ -164,18 +166,24 @@ def _describe_difference(actual: Tensor, expected: Tensor) -> str:
 def _check_traces(config: RunConfig, rank: int, result: RankResult) -> Iterator[TraceCheck]:
     at = config.parallel.mesh_shape.coordinates(rank)
     for phase, issued, moved in zip(list_phases(config), result.traces, result.transferred, strict=True):
-        contract = derive_run_model(config, at.tp, is_calibrated=phase is CALIBRATED)
-        promised = derive_step_collectives(config, contract, at.pp)
+        promised = list_promised_collectives(config, rank, phase)
         yield TraceCheck(rank, len(promised), find_difference(promised, issued), phase=phase.name)
         if config.parallel.pp > 1:
-            transfers = derive_transfers(config, contract.setting, at.pp)
+            transfers = derive_transfers(config, build_setting(config, at.tp, at.cp), at.pp)
             difference = find_transfer_difference(transfers, moved)
             yield TraceCheck(rank, len(transfers), difference, "transfers", phase=phase.name)
 
 
 def _check_messages(rank: int, result: RankResult) -> TraceCheck:
     promised = list_promised_messages(result.programs)
-    return TraceCheck(rank, len(promised), find_message_difference(promised, result.moved), "messages")
+    moved = [each for each in result.moved if not is_of_ring(each)]
+    return TraceCheck(rank, len(promised), find_message_difference(promised, moved), "messages")
+
+
+def _check_ring(config: RunConfig, rank: int, result: RankResult) -> TraceCheck:
+    promised = list_ring_messages(config, rank)
+    moved = [each for each in result.moved if is_of_ring(each)]
+    return TraceCheck(rank, len(promised), find_message_difference(promised, moved), "ring messages")
 
 
 def _build_budget(config: RunConfig) -> ErrorBudget:
@@ -196,6 +204,7 @@ def _describe(config: RunConfig) -> dict[str, str | int | bool]:
         "mesh": str(config.parallel.mesh_shape),
         "tp": config.parallel.tp,
         "sequence_parallel": config.parallel.sequence_parallel,
+        "context": f"{config.context.method} {config.context.order}" if config.parallel.cp > 1 else "none",
         "overlap": config.overlap.asked,
         "batch": config.tokens_per_step // config.seq_len,
         "seq_len": config.seq_len,

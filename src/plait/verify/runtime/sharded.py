@@ -11,6 +11,7 @@ from plait.comm.mesh import Axis, Mesh, build_mesh
 from plait.comm.trace import Trace, record
 from plait.config.run import RunConfig
 from plait.contract.collective import Collective
+from plait.contract.context.sequences import Sequences
 from plait.contract.parameter import build_vocab_split
 from plait.contract.pipeline.transfer import Transfer
 from plait.overlap.collective_matmul import CollectiveMatmul
@@ -21,6 +22,7 @@ from plait.parallel.apply import intervals_of, ownership_of, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.schedule.step import Program, Step
 from plait.sharding import Interval
+from plait.sharding.token_order import Order, build_order
 from plait.train.build import build_native, build_trainer
 from plait.train.optimizer import Gradients
 from plait.train.step import ComputeLogits, Trainer
@@ -174,9 +176,12 @@ class _Watched:
     def _add_logits(self, logits_TV: Tensor, first_token: int) -> None:
         run, tp = self.config, self.trainer.mesh.tp
         own = build_vocab_split(run.model.vocab_size, tp.degree).intervals[tp.rank]
-        rows = Interval(first_token, first_token + len(logits_TV))
         shape = (run.tokens_per_step, run.model.vocab_size)
-        self.pieces.add(self.phase.label("logits"), "logits", shape, (rows, own), logits_TV)
+        order = build_order(Order(run.context.order), run.seq_len, run.parallel.cp)
+        runs = Sequences(order, self.trainer.mesh.cp.rank).list_runs(Interval(0, len(logits_TV)))
+        for rows, piece in zip(runs, logits_TV.split(list(map(len, runs))), strict=True):
+            where = (Interval(first_token + rows.start, first_token + rows.stop), own)
+            self.pieces.add(self.phase.label("logits"), "logits", shape, where, piece)
 
     def _add_gradients(self) -> None:
         optimizer, model = self.trainer.optimizer, self.trainer.model

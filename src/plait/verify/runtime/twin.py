@@ -16,15 +16,16 @@ from plait.config.train import TrainConfig
 from plait.contract.model import derive_plan
 from plait.models.init import initialize
 from plait.models.registry import build_model
-from plait.parallel.apply import parallelize
+from plait.parallel.apply import enter_sequences, parallelize
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.precision.model import update_amax_history
 from plait.sharding import Interval, MeshShape
+from plait.train.corpus.windows import IGNORE_INDEX
 from plait.verify.runtime.compare import Step, derive_direction
 from plait.verify.runtime.integers import run_regions
 from plait.verify.runtime.recipe import Phase
 from plait.verify.runtime.reordering import apply_reordering
-from plait.verify.runtime.workload import IGNORE_INDEX, build_batch, fill_generic_weight
+from plait.verify.runtime.workload import build_batch, fill_generic_weight
 
 
 def run_exact_steps(config: RunConfig, phases: Sequence[Phase]) -> list[Step]:
@@ -93,6 +94,7 @@ def _run_step(model: nn.Module, config: RunConfig, phase: Phase) -> Step:
     for first in range(0, len(batch.tokens), size):
         micro_batch = batch.take(first, size)
         set_dropout_offset(model, micro_batch.first_token)
+        enter_sequences(model, config.seq_len, micro_batch.documents)
         logits_TV = model(micro_batch.tokens)
         loss = _sum_losses(logits_TV, micro_batch.targets, train)
         loss.backward()

@@ -9,13 +9,15 @@ from torch import Tensor
 
 from plait.config.run import RunConfig
 from plait.parallel import rng
+from plait.parallel.context.sequences import Documents
 from plait.sharding import Interval
-from plait.train.corpus.windows import MicroBatch, list_first_sequences
-
-IGNORE_INDEX = -100
+from plait.train.corpus.windows import IGNORE_INDEX, MicroBatch, find_documents_by_end, list_first_sequences
 
 _IGNORED_EVERY = 5
 """Some targets are ignored, so that a mean over all tokens differs from one over the counted ones."""
+
+_DOCUMENT_TOKENS = 5
+"""Of a document in the mean: some end within the parts of a sequence that ranks have, some lie across."""
 
 _SPREAD = 0.25
 """Of biases around 0 and norm weights around 1."""
@@ -29,12 +31,14 @@ class Batch:
     targets: Tensor
     first_token: int
     """Index of the first one in the run."""
+    documents: Documents = ()
+    """Of each sequence, where attention stays within them."""
 
     def take(self, first: int, size: int) -> MicroBatch:
         """Sequences `first` and after it, `size` of them."""
         rows = slice(first, first + size)
         position = self.first_token + first * self.tokens.shape[1]
-        return MicroBatch(self.tokens[rows], self.targets[rows].flatten(), position)
+        return MicroBatch(self.tokens[rows], self.targets[rows].flatten(), position, self.documents[rows])
 
 
 def build_batch(config: RunConfig, index: int = 0) -> Batch:
@@ -47,7 +51,10 @@ def build_batch(config: RunConfig, index: int = 0) -> Batch:
     tokens = torch.randint(config.model.vocab_size, shape, generator=draw)
     targets = torch.randint(config.model.vocab_size, (tokens.numel(),), generator=draw)
     targets[_IGNORED_EVERY - 1 :: _IGNORED_EVERY] = IGNORE_INDEX
-    return Batch(tokens, targets.view(shape), (3 + index) * tokens.numel())
+    documents: Documents = ()
+    if config.data is not None and config.data.mask_documents:
+        documents = find_documents_by_end(torch.rand(shape, generator=draw) < 1 / _DOCUMENT_TOKENS)
+    return Batch(tokens, targets.view(shape), (3 + index) * tokens.numel(), documents)
 
 
 def list_micro_batches(config: RunConfig, dp_rank: int, index: int = 0) -> Iterator[MicroBatch]:

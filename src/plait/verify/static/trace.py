@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from plait.contract.collective import Collective
 from plait.contract.pipeline.transfer import Transfer
+from plait.schedule.context import RingProgram
 from plait.schedule.step import Message, Program, Send, Wait
 
 _CONTEXT = 2
@@ -60,7 +61,7 @@ Moved = tuple[str, Message]
 """A message and whether it was `sent` or `received`."""
 
 
-def list_promised_messages(programs: Sequence[Program]) -> list[Moved]:
+def list_promised_messages(programs: Sequence[Program | RingProgram]) -> list[Moved]:
     """What `programs`, run one after the other, send and wait for, in order."""
     return [
         ("sent" if isinstance(step, Send) else "received", step.message)

@@ -6,7 +6,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from plait.contract.context.attention import AttentionSize, build_plan
 from plait.contract.context.mask import AttentionMask
-from plait.contract.context.saved import derive_context_saved
+from plait.contract.block.saved import derive_context_saved
 from plait.parallel.context.attention import attend
 from plait.parallel.context.tokens import take_own
 from tests.support.context_attention import HEAD_WIDTH, SIZE, Case, build_axis, list_contexts

@@ -1,0 +1,80 @@
+"""The core of attention over sequences that are cut over a context axis: what moves, what is computed, what is kept."""
+
+from plait.config.model import ModelConfig
+from plait.contract.block.saved import derive_context_saved
+from plait.contract.collective import Collective
+from plait.contract.context.attention import AttentionSize, ContextMethod, build_plan
+from plait.contract.context.heads import split_heads
+from plait.contract.context.traffic import Traffic, derive_context_traffic
+from plait.contract.op import Op, Saved
+from plait.contract.setting import Setting
+from plait.contract.step import Gemm, Move, Step
+from plait.sharding import HeadSplits, Kind, Shard
+
+
+def derive_context_attention(config: ModelConfig, setting: Setting, cuts: HeadSplits, module: str) -> Op:
+    """Softmax attention of own query heads and own tokens, or of dealt heads; FLOPs as if every token saw every other.
+
+    Beside collectives that a ring's messages amount to, these are counted elsewhere: `plait.contract.context.traffic`.
+    """
+    sequences = setting.sequences
+    assert sequences is not None, setting
+    plan = build_plan(sequences.order, sequences.mask, setting.batch)
+    size = derive_attention_size(config, setting, cuts)
+    traffic = derive_context_traffic(plan, size, setting.context_method)
+    rows, heads, S, H = sequences.num_own, size.num_heads, sequences.size, config.head_width
+    if setting.context_method is ContextMethod.ALL_TO_ALL and plan.degree > 1:
+        dealt = split_heads(size.num_heads, size.num_kv_heads, plan.degree)
+        rows, heads = S, dealt[sequences.rank][0]
+    count = setting.batch * heads
+    forward = (
+        Gemm(f"{module}.scores", "forward", rows, H, S, count),
+        Gemm(f"{module}.values", "forward", rows, S, H, count),
+    )
+    backward = (
+        Gemm(f"{module}.values", "dgrad", S, rows, H, count),  # of v
+        Gemm(f"{module}.values", "dgrad", rows, H, S, count),  # of the probabilities
+        Gemm(f"{module}.scores", "dgrad", rows, S, H, count),  # of q
+        Gemm(f"{module}.scores", "dgrad", S, rows, H, count),  # of k
+    )
+    q = setting.build_tensor("q", "N*H", cuts.query.size, Shard(1), cuts.query)
+    k, v = (setting.build_tensor(name, "K*H", cuts.kv.size, Shard(1), cuts.kv) for name in "kv")
+    return Op(
+        name=module,
+        inputs=(q, k, v),
+        outputs=(setting.build_tensor("y", "N*H", cuts.query.size, Shard(1), cuts.query),),
+        forward=_put_between(traffic.forward, forward),
+        backward=_put_between(traffic.backward, backward),
+        saved=(
+            tuple(Saved(x.name, x.layout.local_shape(setting.rank), setting.dtype) for x in (q, k, v))
+            if setting.recompute == "selective"
+            else derive_context_saved(plan, size, setting.context_method, sequences.rank)
+        ),
+    )
+
+
+def derive_attention_size(config: ModelConfig, setting: Setting, cuts: HeadSplits) -> AttentionSize:
+    """Heads of the tp rank, and the formats in which they travel and are summed."""
+    H, rank = config.head_width, setting.rank
+    return AttentionSize(
+        batch=setting.batch,
+        num_heads=cuts.query.lengths[rank] // H,
+        num_kv_heads=cuts.kv.lengths[rank] // H,
+        head_width=H,
+        dtype=setting.dtype,
+        sum_dtype=setting.reduce_dtype or setting.statistics_dtype,
+    )
+
+
+def _put_between(traffic: Traffic, gemms: tuple[Step, ...]) -> tuple[Step, ...]:
+    """What brings tensors together comes before what is computed of them, all else behind."""
+    first, *others = map(_build_move, traffic.collectives) if traffic.collectives else [None]
+    return (*([] if first is None else [first]), *gemms, *(other for other in others if other is not None))
+
+
+def _build_move(collective: Collective) -> Move:
+    if collective.kind is Kind.ALL_TO_ALL:
+        tensor = "q, k, v" if collective.dim else "y"
+        return Move(tensor, ("S", "N", "B", "H"), collective)
+    tensor = "dk, dv" if collective.kind is Kind.REDUCE_SCATTER else "k, v"
+    return Move(tensor, ("S", "2", "B", "K", "H"), collective)
