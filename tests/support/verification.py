@@ -26,6 +26,6 @@ def verify(ranks, source: str, tp: int, *overrides: str, sequence_parallel: bool
     """The report of one verification on `ranks`."""
     config = build_config(source, tp, *overrides, sequence_parallel=sequence_parallel)
     about_model = tuple(
-        override for override in overrides if not override.startswith(("overlap", "parallel", "context"))
+        override for override in overrides if not override.startswith(("overlap", "parallel.cp", "context"))
     )
     return check_parity(config, ranks, derive_reference(source, about_model))
