@@ -35,3 +35,13 @@ def ranks() -> Iterator[object]:
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def compiling_ranks() -> Iterator[object]:
+    """The same for functions that compile, with time for that."""
+    from tests.support.rank_pool import COMPILING_S, RankPool
+
+    pool = RankPool(COMPILING_S, COMPILING_S)
+    yield pool
+    pool.close()

@@ -10,19 +10,24 @@ from plait.comm.launch import LocalRanks
 TIMEOUT_S = 30.0
 """For a collective: generous, as two busy cores may serve a dozen processes."""
 CALL_TIMEOUT_S = 120.0
+COMPILING_S = 900.0
+"""For ranks that compile, and wait for each other: some twenty files of C++, minutes where others have the cores."""
 
 
 class RankPool:
     """Call it with a number of ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._timeout_s, self._call_timeout_s = timeout_s, call_timeout_s
         self._started: dict[int, LocalRanks] = {}
 
     def __call__(self, world_size: int) -> LocalRanks:
         """The ranks of this session, started or replaced where needed."""
         ranks = self._started.get(world_size)
         if ranks is None or ranks.failure is not None:
-            ranks = LocalRanks(world_size, timeout_s=TIMEOUT_S, call_timeout_s=CALL_TIMEOUT_S, device_type="cpu")
+            ranks = LocalRanks(
+                world_size, timeout_s=self._timeout_s, call_timeout_s=self._call_timeout_s, device_type="cpu"
+            )
             self._started[world_size] = ranks
         return ranks
 

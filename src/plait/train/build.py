@@ -14,6 +14,7 @@ from plait.contract.model import derive_ownership, derive_plan
 from plait.contract.pipeline.step import select_run_parts
 from plait.errors import ConfigError
 from plait.hf.adapters import add_adapters, load_with_adapters
+from plait.hf.blocks import list_blocks
 from plait.hf.convert.parts import list_parts
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.load import load_pretrained, open_directory
@@ -23,6 +24,8 @@ from plait.models.init import initialize
 from plait.models.registry import build_model
 from plait.models.stage import keep_parts
 from plait.parallel.apply import parallelize
+from plait.parallel.block.compile import check_compiler
+from plait.parallel.block.recompute import apply_recompute
 from plait.parallel.dropout import seed_dropout
 from plait.train.optimizer import AdamW, FlatGradients
 from plait.train.pipeline import PipelineTrainer, tie_ends
@@ -40,6 +43,9 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
         prepare_blocks(model, run.train, mesh)
     else:
         model = _load_directory(run, mesh)
+        if run.train.recompute == "full":
+            for block in list_blocks(model):
+                apply_recompute(block, mesh)
     seed_dropout(model, run.seed)
     compute = getattr(torch, run.precision.compute)
     parameters = {name: param for name, param in model.named_parameters() if param.requires_grad}
@@ -55,12 +61,15 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
 
 
 def check_model(run: RunConfig | FineTuneConfig) -> None:
-    """Check, without other ranks and before any of them waits, that the run's directory can be loaded.
+    """Check, without other ranks and before any of them waits, that the run's model can be built, or loaded.
 
     Raises:
-        ConfigError: it has no usable config, or its architecture cannot be made parallel.
+        ConfigError: there is nothing to compile it with; a directory has no usable config, or its architecture cannot
+            be made parallel.
         CheckpointError: it has no weights, damaged ones, or those of another model.
     """
+    if run.train.compile:
+        check_compiler()
     if isinstance(run, FineTuneConfig):
         skeleton = build_skeleton(Path(run.model.path))
         open_directory(skeleton, Path(run.model.path))

@@ -21,6 +21,7 @@ from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.source import take_part
 from plait.hf.load import list_stored
 from plait.parallel.apply import ownership_of
+from plait.parallel.block.recompute import Again
 from plait.parallel.shard import shard_tensor
 from plait.sharding import MeshShape
 from plait.train.corpus.tokenize import check_data
@@ -106,6 +107,26 @@ def _check_step(ranks: Ranks, run: FineTuneConfig, batch: MicroBatch, expected: 
         assert found_loss == pytest.approx(loss, rel=REORDERED)
         assert found_norm == pytest.approx(norm, rel=REORDERED)
         assert {fqn: error for fqn, error in errors.items() if not error < REORDERED} == {}
+
+
+def _keep_gradients(run: FineTuneConfig, batch: MicroBatch) -> tuple[bool, list[torch.Tensor]]:
+    trainer = build_trainer(run, build_mesh(run.parallel.mesh_shape))
+    trainer.step([batch], 0.0)
+    grads = [param.grad for param in trainer.model.parameters() if param.grad is not None]
+    return any(isinstance(block.forward, Again) for block in trainer.model.modules()), grads
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_blocks_computed_again_give_the_same_bits(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    fields = {"resid_pdrop": 0.3} if kind == "gpt2" else {}
+    model, batch = save_hf_model(tmp_path / "model", kind, **fields), _draw_batch(67)
+    found = {}
+    for recompute in ("none", "full"):
+        run = _build_run(tmp_path, model, "run", "parallel.tp=2", f"train.recompute={recompute}")
+        found[recompute] = ranks(2).call(_keep_gradients, run=run, batch=batch)
+    for (is_plain, plain), (is_again, again) in zip(found["none"], found["full"], strict=True):
+        assert (is_plain, is_again) == (False, True)
+        assert all(torch.equal(mine, other) for mine, other in zip(plain, again, strict=True))
 
 
 @pytest.mark.parametrize("sequence_parallel", ["true", "false"])
