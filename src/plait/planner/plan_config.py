@@ -5,6 +5,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal, get_args
 
+from plait.config.axis.pipeline import PipelineConfig
 from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import FloatFormat, PrecisionConfig
@@ -24,7 +25,7 @@ Axis = Literal["tp", "cp", "dp_shard", "dp_replicate", "pp"]
 ORDER: tuple[Axis, ...] = get_args(Axis)
 """From ranks that are neighbours to those farthest apart: what moves most is closest."""
 
-RUNTIME = {"cp": 1, "pp": 1, "interleave": 1, "sharded": "nothing"}
+RUNTIME = {"cp": 1, "sharded": "nothing"}
 """What of a plan has to be so for `plait train` to run it."""
 
 _STAGES: tuple[Sharded, ...] = get_args(Sharded)
@@ -93,6 +94,12 @@ class PlanConfig:
             tp=self.tp, cp=self.cp, dp_shard=shard, dp_replicate=replicate, pp=self.pp,
             sequence_parallel=self.sequence_parallel,
         )  # fmt: skip
+
+    def build_pipeline(self, num_micro_batches: int) -> PipelineConfig:
+        """The section of a run: with fewer micro-batches than ranks nothing is left of 1f1b but its forwards."""
+        if self.interleave > 1:
+            return PipelineConfig(schedule="interleaved", stages_per_rank=self.interleave)
+        return PipelineConfig(schedule="1f1b" if num_micro_batches >= self.pp else "gpipe")
 
     @property
     def recipe(self) -> Recipe | None:

@@ -4,7 +4,7 @@ from plait.config.quantization import QuantizationConfig
 from plait.config.run import RunConfig
 from plait.errors import ConfigError, PlaitError
 from plait.planner.plan import PlanReport, with_settings
-from plait.planner.plan_config import RUNTIME
+from plait.planner.plan_config import RUNTIME, PlanConfig
 from plait.planner.prediction import Prediction
 from plait.units import format_bytes, format_seconds
 
@@ -12,17 +12,19 @@ from plait.units import format_bytes, format_seconds
 def build_run_config(prediction: Prediction, base: RunConfig) -> RunConfig:
     """The run of `base` as the plan has it: model, mesh, overlap, precision, sequence and batch are the plan's."""
     plan = prediction.plan
+    num_micro_batches = plan.num_micro_batches(prediction.global_batch)
     train = {
         "seq_len": prediction.seq_len,
         "micro_batch_size": plan.micro_batch,
         "recompute": plan.recompute,
-        "gradient_accumulation": plan.num_micro_batches(prediction.global_batch),
+        "gradient_accumulation": num_micro_batches,
     }
     return RunConfig.model_validate(
         {
             **{name: getattr(base, name) for name in base.model_fields_set},
             "model": prediction.model,
             "parallel": plan.parallel,
+            "pipeline": plan.build_pipeline(num_micro_batches),
             "overlap": plan.overlap,
             "precision": plan.precision,
             "quantization": _choose_section(prediction, base),
@@ -67,4 +69,9 @@ def choose_runnable(report: PlanReport) -> tuple[Prediction, str]:
         raise ConfigError(f"{lacks}, and without that none fits: the nearest lacks {lacking}", hint="more devices")
     other = found.best
     times = f"{format_seconds(other.step_s)} a step, {other.step_s / best.step_s:.2f} times as long"
-    return other, f"{lacks}; the fastest that it runs is tp = {other.plan.tp}, dp = {other.plan.dp}: {times}"
+    return other, f"{lacks}; the fastest that it runs is {_name_degrees(other.plan)}: {times}"
+
+
+def _name_degrees(plan: PlanConfig) -> str:
+    stages = f", pp = {plan.pp}" if plan.pp > 1 else ""
+    return f"tp = {plan.tp}, dp = {plan.dp}{stages}"

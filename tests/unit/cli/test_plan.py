@@ -140,10 +140,10 @@ def test_writing_says_what_stands_in_for_a_plan_that_does_not_run(run: Run, tmp_
     assert "which plait train does not run yet; the fastest that it runs is tp = " in err
     assert "has no data yet" in err
     assert load_run_config(str(path)).parallel.tp > 1
-    status, _, err = run(*SMALL, "--write", str(path), "--fix", "pp=2")
+    status, _, err = run(*SMALL, "--write", str(path), "--fix", "cp=2")
     assert status == 2
-    assert "pp = 2" in err
-    assert "pp is fixed" in err
+    assert "cp = 2" in err
+    assert "cp is fixed" in err
 
 
 def test_a_trace_shows_a_layer_serially_and_overlapped(run: Run, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_name_too_long_is_no_model(run: Run) -> None:
 
 
 def test_nothing_is_written_if_there_is_no_plan_to_write(run: Run, tmp_path: Path) -> None:
-    status, _, _ = run(*SMALL, "--fix", "pp=2", "--write", f"{tmp_path}/plan.toml", "--trace", f"{tmp_path}/trace.json")
+    status, _, _ = run(*SMALL, "--fix", "cp=2", "--write", f"{tmp_path}/plan.toml", "--trace", f"{tmp_path}/trace.json")
     assert status == 2
     assert not list(tmp_path.iterdir())
 

@@ -89,12 +89,30 @@ def test_what_a_plan_computes_again_its_run_does(recompute: str) -> None:
     assert build_run_config(chosen, BASE).train.recompute == recompute
 
 
+@pytest.mark.parametrize(
+    ("fixed", "schedule", "stages_per_rank"),
+    [
+        ({"pp": 2, "interleave": 1, "micro_batch": 1}, "1f1b", 1),
+        ({"pp": 2, "interleave": 2, "micro_batch": 1}, "interleaved", 2),
+        ({"pp": 4, "interleave": 1, "micro_batch": 8}, "gpipe", 1),
+    ],
+)
+def test_a_pipeline_is_written(fixed: dict[str, int], schedule: str, stages_per_rank: int) -> None:
+    model = BASE.model.model_copy(update={"num_layers": 8})
+    asked = {"tp": 1, "cp": 1, "sharded": "nothing", **fixed}
+    report = plan(model, Cluster(load_hardware("h100"), 4), seq_len=128, global_batch=16, fixed=asked)
+    run = build_run_config(choose_runnable(report)[0], BASE)
+    assert run.parallel.pp == fixed["pp"]
+    assert (run.pipeline.schedule, run.pipeline.stages_per_rank) == (schedule, stages_per_rank)
+
+
 def test_runtime_is_what_a_plan_does_not_lack() -> None:
     assert PlanConfig(**RUNTIME).list_missing() == ()  # type: ignore[arg-type]
 
 
 def test_where_no_plan_that_runs_fits_it_is_said() -> None:
     model = load_run_config("llama3-70b").model
-    report = plan(model, Cluster(load_hardware("h100"), 64), seq_len=4096, global_batch=64, fixed={"tp": 2})
+    fixed = {"tp": 2, "pp": 1}
+    report = plan(model, Cluster(load_hardware("h100"), 64), seq_len=4096, global_batch=64, fixed=fixed)
     with pytest.raises(ConfigError, match="none fits: the nearest lacks"):
         choose_runnable(report)
