@@ -23,7 +23,7 @@ from plait.comm import trace
 from plait.comm.mesh import Axis
 from plait.contract.collective import ReduceOp
 from plait.errors import ShardingError, TransportError, TransportTimeout
-from plait.sharding import Kind, Split
+from plait.sharding import Kind, Split, build_split
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -75,6 +75,20 @@ def all_gather(x_shard: Tensor, axis: Axis, split: Split, *, dim: int = 0, label
     _run(dist.all_gather_single, axis, pieces.flatten(0, 1), _pad(x_shard, dim, split.longest))
     owners = [ranks[0] for ranks in split.replica_groups]
     return torch.cat([pieces[rank].narrow(dim, 0, split.lengths[rank]) for rank in owners or [0]], dim)
+
+
+def all_gather_into(x_full: Tensor, x_shard: Tensor, axis: Axis, *, label: str = "") -> None:
+    """Put shards of equal length together in `x_full`, `[p*n]`, of which the own `x_shard`, `[n]`, may be a part."""
+    _check_detached(x_shard, "all_gather", label)
+    split = build_split(x_full.numel(), axis.degree)
+    _check_length(x_shard, axis, split, 0, split.lengths[axis.rank], label)
+    trace.issue(Kind.ALL_GATHER, axis, x_full.shape, x_shard.dtype, 0, "sum", label)
+    if axis.shared is not None and x_shard.is_cpu:
+        found = axis.shared.collectives.all_gather(x_shard, split, 0, label)
+        if found is not None:
+            x_full.copy_(found)
+            return
+    _run(dist.all_gather_single, axis, x_full, x_shard)
 
 
 def reduce_scatter(

@@ -6,13 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from plait.config.section import Count, Problem, Section
-from plait.errors import ConfigError
-from plait.sharding import MAX_TP, MeshAxis, MeshShape
-
-NOT_YET: dict[MeshAxis, str] = {
-    "dp_shard": "sharding parameters over data-parallel ranks",
-}
-"""Axes on which nothing runs so far, and what they will be for: an axis that is taken out of here is open."""
+from plait.sharding import MAX_TP, MeshShape
 
 
 class ParallelConfig(Section):
@@ -39,6 +33,8 @@ class ParallelConfig(Section):
     """Pipeline degree: stages that the layers are cut into."""
     sequence_parallel: bool = True
     """Shard the activations between the linears over tokens; otherwise every tp rank holds all of them."""
+    reshard_after_forward: bool = True
+    """With dp_shard, free the gathered parameters of a block between its forward and its backward, and gather again."""
 
     @property
     def dp(self) -> int:
@@ -52,25 +48,7 @@ class ParallelConfig(Section):
 
 
 def list_axis_conflicts(parallel: ParallelConfig) -> Iterator[Problem]:
-    """Axes that nothing runs on so far."""
-    for axis, what in _list_missing(parallel.mesh_shape):
-        yield Problem(f"parallel.{axis}", f"{what} does not run yet", f"leave parallel.{axis} at 1")
-
-
-def check_axes_run(shape: MeshShape) -> None:
-    """Check that a model can be parallelized on a mesh.
-
-    Raises:
-        ConfigError: the mesh has ranks on axes that nothing runs on so far.
-    """
-    missing = list(_list_missing(shape))
-    if missing:
-        what = ", ".join(f"{axis} = {shape.degree(axis)}: {what}" for axis, what in missing)
-        raise ConfigError(
-            f"mesh {shape}: {what} does not run yet",
-            hint='build the mesh of the other axes alone, as of device_mesh["dp_replicate", "tp"]',
-        )
-
-
-def _list_missing(shape: MeshShape) -> Iterator[tuple[MeshAxis, str]]:
-    return ((axis, what) for axis, what in NOT_YET.items() if shape.degree(axis) > 1)
+    """Axes that do not run beside each other so far."""
+    if parallel.pp > 1 and parallel.dp_shard > 1:
+        text = f"sharing parameters out does not run yet with pipeline stages (parallel.pp = {parallel.pp})"
+        yield Problem("parallel.dp_shard", text, "use parallel.dp_replicate with pipeline stages")

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from plait.config.run import RunConfig
+from plait.contract.axis.fsdp import derive_shared_collectives
+from plait.contract.axis.replicas import derive_replica_copies
 from plait.contract.collective import Collective
 from plait.contract.context.attention import ContextMethod
 from plait.contract.context.mask import CAUSAL, AttentionMask
@@ -70,7 +72,11 @@ def derive_step_collectives(
     `micro_batches` say what it does for each of them, where that differs, as their documents may.
     """
     contracts = micro_batches or (contract,) * run.train.gradient_accumulation
-    return (*derive_stage_collectives(run, contracts, pp_rank), *derive_closing_collectives(run, contract, pp_rank))
+    if run.parallel.dp_shard == 1:
+        issued = derive_stage_collectives(run, contracts, pp_rank)
+    else:
+        issued = derive_shared_collectives(run, contracts)
+    return (*issued, *derive_closing_collectives(run, contract, pp_rank))
 
 
 def derive_closing_collectives(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> tuple[Collective, ...]:
@@ -79,15 +85,25 @@ def derive_closing_collectives(run: RunConfig, contract: ModelContract, pp_rank:
     The first and the last rank of a pipeline also sum the gradient of a table that both have.
     """
     (axis, dp), dtype = _find_sums(run), contract.setting.sum_dtype
-    held = count_parameters(contract, select_run_parts(run, pp_rank))
-    over_dp = (Collective(REDUCE, axis, dp, (held,), dtype),) if dp > 1 else ()
-    norm, histories = derive_grad_norm_collectives(run, contract.setting), derive_history_collectives(run, pp_rank)
-    return (*_derive_totals(run), *over_dp, *_derive_tied_sum(run, contract, pp_rank), *norm, *histories)
+    parts = select_run_parts(run, pp_rank)
+    # What is shared out has its gradients reduced in backward, where its units end.
+    is_left = dp > 1 and run.parallel.dp_shard == 1
+    over_dp = (Collective(REDUCE, axis, dp, (count_parameters(contract, parts),), dtype),) if is_left else ()
+    return (
+        *_derive_totals(run),
+        *over_dp,
+        *_derive_tied_sum(run, contract, pp_rank),
+        *derive_replica_copies(run, contract, parts),
+        *derive_grad_norm_collectives(run, contract.setting),
+        *derive_history_collectives(run, pp_rank),
+    )
 
 
 def derive_grad_norm_collectives(run: RunConfig, setting: Setting) -> tuple[Collective, ...]:
-    """Those of the gradient norm: the sum of squares of what each rank counts, over tp and over pp."""
-    axes = (("tp", setting.tp), ("pp", run.parallel.pp))
+    """Those of the gradient norm: the sum of squares of what each rank counts, over tp, dp_shard and pp."""
+    shape = run.parallel.mesh_shape
+    shared_out = [(shape.name("dp_shard_cp"), shape.degree("dp_shard_cp"))] if shape.dp_shard > 1 else []
+    axes = (("tp", setting.tp), *shared_out, ("pp", shape.pp))
     return tuple(
         Collective(REDUCE, axis, degree, (1,), setting.statistics_dtype) for axis, degree in axes if degree > 1
     )

@@ -8,7 +8,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.overlap import OverlapConfig, Policy
-from plait.config.parallel import check_axes_run
 from plait.contract.plan import Plan
 from plait.errors import ConfigError, ShardingError
 from plait.hf.finding import generic
@@ -70,7 +69,6 @@ def parallelize(
         return model
     plan = plan_for(model) if plan is None else plan
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
-    check_axes_run(mesh.shape)
     _check_degree(plan, mesh.tp.degree)
     batch = CutBatch(mesh) if sequence_parallel and mesh.tp.degree > 1 else WholeBatch(mesh)
     quantization = read_quantization(quantization)

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from plait.config.model import ModelConfig
-from plait.parallel.apply import mesh_of, ownership_of
+from plait.parallel.apply import intervals_of, ownership_of
+from plait.parallel.fsdp.local import local_of
 from plait.parallel.rng import derive_key, normal_
-from plait.sharding import Ownership
+from plait.sharding import Interval, Ownership
 
 WEIGHT_STD = 0.02
 
@@ -23,11 +24,10 @@ def initialize(model: nn.Module, config: ModelConfig, seed: int) -> None:
     0.02/sqrt(2L), so that the stream's variance does not grow with depth (GPT-2's rule).
     """
     _tie_embeddings(model, config)
-    ownership = ownership_of(model)
-    mesh = mesh_of(model)
-    rank = 0 if mesh is None else mesh.tp.rank
+    ownership, intervals = ownership_of(model), intervals_of(model)
     for name, parameter in model.named_parameters():
-        _fill(parameter, ownership[name], rank, derive_std(name, config.num_layers), derive_key(seed, "init", name))
+        std, key = derive_std(name, config.num_layers), derive_key(seed, "init", name)
+        _fill(local_of(parameter), ownership[name], intervals[name], std, key)
 
 
 def derive_std(name: str, num_layers: int) -> float:
@@ -35,14 +35,14 @@ def derive_std(name: str, num_layers: int) -> float:
     return WEIGHT_STD / sqrt(2 * num_layers) if name.endswith(_RESIDUAL_OUTPUTS) else WEIGHT_STD
 
 
-def _fill(parameter: Tensor, ownership: Ownership, rank: int, std: float, key: int) -> None:
+def _fill(own: Tensor, ownership: Ownership, intervals: tuple[Interval, ...], std: float, key: int) -> None:
     module, _, kind = ownership.name.rpartition(".")
     if kind == "bias":
-        parameter.zero_()
+        own.zero_()
     elif module.endswith("norm"):
-        parameter.fill_(1)
+        own.fill_(1)
     else:
-        normal_(parameter, key, ownership.intervals(rank), ownership.shape, std=std)
+        normal_(own, key, intervals, ownership.shape, std=std)
 
 
 def _tie_embeddings(model: nn.Module, config: ModelConfig) -> None:

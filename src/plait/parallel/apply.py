@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from plait.comm.mesh import Axis, Mesh, build_mesh_from
 from plait.config.axis.context import ContextConfig
 from plait.config.overlap import OverlapConfig, Policy
-from plait.config.parallel import check_axes_run
 from plait.contract.context.attention import ContextMethod
 from plait.contract.context.mask import AttentionMask
 from plait.contract.context.sequences import Sequences
@@ -33,7 +32,7 @@ from plait.parallel.precision.model import (
     enter_regions,
     read_quantization,
 )
-from plait.sharding import Interval, Ownership
+from plait.sharding import Interval, Ownership, build_chunks
 from plait.sharding.token_order import Order, build_order
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -68,6 +67,8 @@ class Record:
     """Which linears are quantized, and how; None where none is."""
     tied: Tied | None = None
     """What pipeline stages hold in common; None where they have nothing, or there is one."""
+    sharded_over: Axis | None = None
+    """The axis over which FSDP has cut dim 0 of what tp left; None where data-parallel ranks hold all of it."""
 
 
 def parallelize(
@@ -112,7 +113,6 @@ def parallelize(
     if record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
-    check_axes_run(mesh.shape)
     quantization = read_quantization(quantization)
     if quantization.resolved is not None:
         plan = align_plan(plan, quantization.resolved)
@@ -167,7 +167,7 @@ def adopt(outer: nn.Module, inner: nn.Module) -> str:
         regions=tuple(f"{path}.{pattern}" for pattern in record.plan.regions),
     )
     ownership = {f"{path}.{name}": replace(own, name=f"{path}.{own.name}") for name, own in record.ownership.items()}
-    setattr(outer, _RECORD, Record(record.mesh, plan, ownership, record.matmul, record.context, record.precision))
+    setattr(outer, _RECORD, replace(record, plan=plan, ownership=ownership))
     return path
 
 
@@ -216,9 +216,16 @@ def ownership_of(model: nn.Module) -> dict[str, Ownership]:
 
 def intervals_of(model: nn.Module) -> dict[str, tuple[Interval, ...]]:
     """What this rank holds of every parameter: an interval of each dim of the whole one."""
-    mesh = mesh_of(model)
-    rank = 0 if mesh is None else mesh.tp.rank
-    return {name: own.intervals(rank) for name, own in ownership_of(model).items()}
+    record = record_of(model)
+    rank, axis = (0, None) if record is None else (record.mesh.tp.rank, record.sharded_over)
+    own = {name: each.intervals(rank) for name, each in ownership_of(model).items()}
+    return own if axis is None else {name: _take_chunk(each, axis) for name, each in own.items()}
+
+
+def _take_chunk(intervals: tuple[Interval, ...], axis: Axis) -> tuple[Interval, ...]:
+    first, *others = intervals
+    chunk = build_chunks(len(first), axis.degree).intervals[axis.rank]
+    return (Interval(first.start + chunk.start, first.start + chunk.stop), *others)
 
 
 def tied_in(model: nn.Module) -> Tied | None:

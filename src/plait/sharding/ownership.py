@@ -112,6 +112,17 @@ def build_split(size: int, degree: int, unit: int = 1) -> Split:
     return Split(size, tuple(map(Interval, edges[:-1], edges[1:])))
 
 
+@lru_cache(maxsize=4096)
+def build_chunks(size: int, degree: int) -> Split:
+    """Cut `size` elements as `torch.chunk` does: equal lengths, the last ranks short or empty where it does not divide.
+
+    So is dim 0 of a parameter cut that FSDP shards.
+    """
+    length = -(-size // degree)
+    edges = [min(size, rank * length) for rank in range(degree + 1)]
+    return Split(size, tuple(map(Interval, edges[:-1], edges[1:])))
+
+
 def find_token_unit(num_tokens: int, unit: int) -> int:
     """How many tokens stay on one rank: `unit`, or one where there is no whole number of units.
 

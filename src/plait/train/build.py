@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
@@ -27,8 +28,10 @@ from plait.parallel.apply import parallelize
 from plait.parallel.block.compile import check_compiler
 from plait.parallel.block.recompute import apply_recompute
 from plait.parallel.dropout import seed_dropout
-from plait.train.optimizer import AdamW, FlatGradients
+from plait.parallel.fsdp.apply import apply_fsdp
+from plait.train.optimizer import AdamW, FlatGradients, Gradients, ShardedGradients
 from plait.train.pipeline import PipelineTrainer, tie_ends
+from plait.train.replicas import ReplicaGradients
 from plait.train.step import Trainer, compute_hf_logits, compute_native_logits
 
 
@@ -51,13 +54,18 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     parameters = {name: param for name, param in model.named_parameters() if param.requires_grad}
     _round_frozen(model, compute)
     optimizer = AdamW(parameters, compute, run.train)
-    gradients = FlatGradients(parameters, find_master_dtype(run))
+    gradients: Gradients = (
+        ShardedGradients(model, parameters)
+        if isinstance(model, FSDPModule)
+        else FlatGradients(parameters, find_master_dtype(run))
+    )
+    replicas = ReplicaGradients(parameters, model, mesh, find_master_dtype(run))
     if isinstance(run, RunConfig):
-        given = (run, mesh, model, gradients, optimizer, compute_native_logits)
+        given = (run, mesh, model, gradients, optimizer, compute_native_logits, replicas)
         return Trainer(*given) if mesh.pp.degree == 1 else PipelineTrainer(*given)
     with together(mesh):
         hf_config = load_hf_json(Path(run.model.path) / "config.json")
-    return Trainer(run, mesh, model, gradients, optimizer, compute_hf_logits, list_parts(model), hf_config)
+    return Trainer(run, mesh, model, gradients, optimizer, compute_hf_logits, replicas, list_parts(model), hf_config)
 
 
 def check_model(run: RunConfig | FineTuneConfig) -> None:
@@ -78,8 +86,11 @@ def check_model(run: RunConfig | FineTuneConfig) -> None:
         plan_for(skeleton)
 
 
-def build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
-    """This rank's part of a model of our own, in the format of the masters, as training starts from it."""
+def build_native(run: RunConfig, mesh: Mesh, *, is_sharded: bool = True) -> nn.Module:
+    """This rank's part of a model of our own, in the format of the masters, as training starts from it.
+
+    `is_sharded` is false for all of what the ranks of dp_shard share out.
+    """
     plan = derive_plan(run.model, sequence_parallel=run.parallel.sequence_parallel, quantization=run.quantization)
     whole = build_model(run.model, device="meta", dtype=find_master_dtype(run))
     if mesh.pp.degree > 1:
@@ -89,9 +100,17 @@ def build_native(run: RunConfig, mesh: Mesh) -> nn.Module:
     model = parallelize(whole, mesh, plan, overlap=run.overlap, quantization=run.quantization, context=run.context)
     if mesh.pp.degree > 1:
         tie_ends(model, run, mesh)
-    model.to_empty(device=mesh.device)
+    if is_sharded and run.parallel.dp_shard > 1:
+        _apply_fsdp(model, run, mesh)
+    else:
+        model.to_empty(device=mesh.device)
     initialize(model, run.model, run.seed)
     return model
+
+
+def _apply_fsdp(model: nn.Module, run: RunConfig | FineTuneConfig, mesh: Mesh) -> None:
+    compute = getattr(torch, run.precision.compute)
+    apply_fsdp(model, mesh, compute=compute, reshard_after_forward=run.parallel.reshard_after_forward)
 
 
 def _build_subgroups(run: RunConfig, mesh: Mesh) -> None:

@@ -5,10 +5,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from plait.comm import collectives
 from plait.comm.mesh import Axis
 from plait.config.train import TrainConfig
+from plait.parallel.fsdp.local import local_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -19,8 +21,11 @@ class Gradients(Protocol):
     def zero(self) -> None:
         """Begin a step."""
 
+    def expect(self, *, is_last: bool) -> None:
+        """Say whether the backward pass that follows is the last of the step."""
+
     def all_reduce(self, axis: Axis) -> None:
-        """Sum over the data-parallel ranks, once a step."""
+        """Sum over the data-parallel ranks, once a step; where backward has done that already, do nothing."""
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""
@@ -44,6 +49,9 @@ class FlatGradients:
         """Begin a step."""
         self.flat.zero_()
 
+    def expect(self, *, is_last: bool) -> None:
+        """Every pass is alike."""
+
     def all_reduce(self, axis: Axis) -> None:
         """Sum over the data-parallel ranks: one collective, nothing at degree 1."""
         if axis.degree > 1:
@@ -54,20 +62,51 @@ class FlatGradients:
         self.flat.mul_(factor)
 
 
+class ShardedGradients:
+    """Gradients that FSDP has summed and cut: the shards of this rank, in the format of the masters.
+
+    Before the last micro-batch of a step nothing is summed: until then a rank keeps gradients of all that tp left it.
+    """
+
+    def __init__(self, model: FSDPModule, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._model = model
+        self._parameters = tuple(parameters.values())
+
+    def zero(self) -> None:
+        """Begin a step."""
+        for param in self._parameters:
+            param.grad = None
+
+    def expect(self, *, is_last: bool) -> None:
+        """Sum in the last pass."""
+        self._model.set_requires_gradient_sync(is_last)
+
+    def all_reduce(self, axis: Axis) -> None:
+        """Nothing is left to do."""
+
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        torch._foreach_mul_([local_of(param.grad) for param in self._parameters if param.grad is not None], factor)
+
+
 class AdamW:
     """AdamW that updates float32 masters and rounds them into the parameters.
 
-    Where the parameters are float32, or float64 in a verification, they are their own masters. Biases and norm weights,
-    everything of one dim, do not decay.
+    Where the parameters are float32, or float64 in a verification, they are their own masters; so are those that FSDP
+    has cut, of which these are the local parts. Biases and norm weights, everything of one dim, do not decay.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], compute: torch.dtype, config: TrainConfig) -> None:
         self.parameters = dict(parameters)
         self.masters: dict[str, Tensor] = {}
         for name, param in self.parameters.items():
-            is_master = compute in (torch.float32, torch.float64)
-            self.masters[name] = param if is_master else param.detach().float()
-            param.data = param.data.to(compute)
+            own = local_of(param)
+            if own is not param or compute in (torch.float32, torch.float64):
+                self.masters[name] = own
+            else:
+                self.masters[name] = param.detach().float()
+            if own is param:
+                param.data = param.data.to(compute)
         decayed = [master for master in self.masters.values() if master.dim() > 1]
         others = [master for master in self.masters.values() if master.dim() <= 1]
         self._adam = torch.optim.AdamW(
@@ -86,8 +125,9 @@ class AdamW:
         """Apply the gradients, which are averaged and clipped already."""
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
+        gradients = self.list_gradients()
         for name, master in self.masters.items():
-            master.grad = self.parameters[name].grad
+            master.grad = gradients.get(name)
         self._adam.step()
         self.apply_masters()
 
@@ -95,12 +135,12 @@ class AdamW:
     def apply_masters(self) -> None:
         """Round the masters into the parameters."""
         for name, param in self.parameters.items():
-            if param is not self.masters[name]:
+            if local_of(param) is not self.masters[name]:
                 param.copy_(self.masters[name])
 
     def list_gradients(self) -> dict[str, Tensor]:
         """This rank's part of the gradient of every parameter that has one."""
-        return {name: param.grad for name, param in self.parameters.items() if param.grad is not None}
+        return {name: local_of(param.grad) for name, param in self.parameters.items() if param.grad is not None}
 
     def moments(self) -> Iterator[tuple[str, str, Tensor]]:
         """Kind, parameter name and tensor of each moment."""

@@ -1,8 +1,8 @@
-"""Checks that ranks which must hold the same do: configs, batches, replicated parameters."""
+"""Ranks that must hold the same do: configs, batches and replicated parameters are checked, gradients made so."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,13 @@ from plait.comm.agree import share
 from plait.comm.mesh import Axis, Mesh
 from plait.config.run import AnyRun
 from plait.errors import ConfigError, ContractError
-from plait.parallel.apply import ownership_of, tied_in
+from plait.parallel.apply import ownership_of, record_of, tied_in
+from plait.parallel.fsdp.local import local_of
+from plait.sharding import Ownership
 from plait.train.corpus.windows import MicroBatch
+
+_COMMUTES = 2
+"""Addends whose sum is the same in any order."""
 
 _WEIGHT = 0x9E3779B97F4A7C15 - (1 << 64)
 """Odd, so that a change of any one element changes the hash."""
@@ -65,25 +70,101 @@ def check_same_batch(batches: Sequence[MicroBatch], mesh: Mesh) -> None:
         )
 
 
+class ReplicaGradients:
+    """The gradients of parameters that several ranks of a tp group hold, which have to stay the same on all of them.
+
+    A library may add up what three ranks or more send in an order that depends on where in a buffer an element is, and
+    on which wires the ranks are. Two groups that sum the same addends then differ in the last bit, and replicas drift
+    apart. So the first of those that hold a parameter tells the others what it found.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], model: nn.Module, mesh: Mesh, dtype: torch.dtype) -> None:
+        shared_over, ownership = _find_shared_over(model), ownership_of(model)
+        summed_over = [mesh.dp_cp] if shared_over is None else [shared_over, mesh.dp_replicate]
+        self._shared: list[_Shared] = []
+        if max(axis.degree for axis in summed_over) <= _COMMUTES:
+            return
+        by_axis: dict[Axis, list[Tensor]] = {mesh.tp: []}
+        for name, param in parameters.items():
+            axis = _find_holders(ownership[name], mesh)
+            if axis is not None and axis.degree > 1:
+                by_axis.setdefault(axis, []).append(param)
+        for axis, params in by_axis.items():
+            if not params:
+                continue
+            sizes = [_count_share(param, 1 if shared_over is None else shared_over.degree) for param in params]
+            flat = torch.zeros(sum(sizes), dtype=dtype, device=mesh.device)
+            self._shared.append(_Shared(axis, params, flat, sizes))
+
+    @torch.no_grad()
+    def copy_first(self) -> None:
+        """Give every rank the gradients of the first, once they are summed over data-parallel ranks.
+
+        One all_reduce over tp of all that its ranks hold whole, and one over each subgroup that shares KV heads; of
+        zeros from all ranks but the first, so that the sum is exact.
+        """
+        for axis, params, flat, sizes in self._shared:
+            flat.zero_()
+            grads = [None if param.grad is None else local_of(param.grad).flatten() for param in params]
+            if axis.rank == 0:
+                for grad, slot in zip(grads, flat.split(sizes), strict=True):
+                    if grad is not None:
+                        slot[: grad.numel()] = grad
+            total = collectives.all_reduce(flat, axis, dtype=flat.dtype, label="replicas")
+            for grad, slot in zip(grads, total.split(sizes), strict=True):
+                if grad is not None:
+                    grad.copy_(slot[: grad.numel()])
+
+
+class _Shared(NamedTuple):
+    """What the ranks of an axis hold, and the buffer in which the gradients of that travel: so much for each."""
+
+    axis: Axis
+    params: Sequence[Tensor]
+    flat: Tensor
+    sizes: Sequence[int]
+
+
+def _count_share(param: Tensor, degree: int) -> int:
+    """Elements of a parameter on the rank that has most of `degree` ranks that share its rows out."""
+    return -(-param.shape[0] // degree) * param.shape[1:].numel()
+
+
+def _find_shared_over(model: nn.Module) -> Axis | None:
+    record = record_of(model)
+    return None if record is None else record.sharded_over
+
+
+def _find_holders(ownership: Ownership, mesh: Mesh) -> Axis | None:
+    """The axis of the tp ranks that hold the same of a parameter as this one; None where each has its own."""
+    if ownership.dim is None:
+        return mesh.tp
+    split = ownership.split
+    return mesh.build_subgroup("tp/kv", split.replica_groups) if split is not None and split.is_replicated else None
+
+
 @torch.no_grad()
 def check_replicas(model: nn.Module, mesh: Mesh) -> None:
     """Check that parameters held by several ranks are the same, bit for bit, on all of them.
 
-    Over dp and cp that is every parameter; over tp those that are whole on every rank, and KV heads that a subgroup
-    shares; over pp a table that the first stage and the last have. A hash of 64 bits a parameter is all that is
-    compared.
+    Over dp and cp that is every parameter, or where dp_shard shares them out, over dp_replicate; over tp those that are
+    whole on every rank, and KV heads that a subgroup shares; over pp a table that the first stage and the last have. A
+    hash of 64 bits a parameter is all that is compared.
 
     Raises:
         ContractError: on every rank, naming the parameters that drifted apart.
     """
-    hashes = {name: _hash(param) for name, param in model.named_parameters()}
-    drifted = _find_different(list(hashes), hashes, mesh.dp_cp)
+    hashes = {name: _hash(local_of(param)) for name, param in model.named_parameters()}
+    copies = mesh.dp_cp if _find_shared_over(model) is None else mesh.dp_replicate
+    drifted = _find_different(list(hashes), hashes, copies)
     ownership = ownership_of(model)
-    drifted += _find_different([name for name in hashes if ownership[name].dim is None], hashes, mesh.tp)
+    held: dict[Axis, list[str]] = {}
     for name in hashes:
-        split = ownership[name].split
-        if split is not None and split.is_replicated:
-            drifted += _find_different([name], hashes, mesh.build_subgroup("tp/kv", split.replica_groups))
+        axis = _find_holders(ownership[name], mesh)
+        if axis is not None:
+            held.setdefault(axis, []).append(name)
+    for axis, names in held.items():
+        drifted += _find_different(names, hashes, axis)
     tied = tied_in(model)
     if tied is not None:
         drifted += _find_different(sorted(tied.names), hashes, tied.axis)

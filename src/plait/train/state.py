@@ -20,7 +20,7 @@ from plait.comm.mesh import Mesh
 from plait.config.run import AnyRun, FineTuneConfig
 from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.source import take_part
-from plait.parallel.apply import ownership_of, repeated_in
+from plait.parallel.apply import intervals_of, ownership_of, record_of, repeated_in
 from plait.parallel.precision.model import find_precisions
 from plait.quant.history import AmaxHistories
 from plait.sharding import Ownership
@@ -188,9 +188,14 @@ def list_tensors(trainer: Trainer) -> dict[str, Owned]:
 
 
 def _own(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Owned:
-    mesh = trainer.mesh
-    is_first = mesh.dp_cp.rank == 0 and ownership.name not in repeated_in(trainer.model)
-    return build_owned(ownership, tensor, mesh.tp.rank, is_first_replica=is_first)
+    """What FSDP has cut, every rank of dp_shard writes; of anything else the first that holds it."""
+    mesh, record = trainer.mesh, record_of(trainer.model)
+    intervals = intervals_of(trainer.model).get(ownership.name)
+    is_cut = record is not None and record.sharded_over is not None and intervals is not None
+    is_first = (mesh.dp_replicate if is_cut else mesh.dp_cp).rank == 0
+    is_first = is_first and ownership.name not in repeated_in(trainer.model)
+    owned = build_owned(ownership, tensor, mesh.tp.rank, is_first_replica=is_first)
+    return owned if intervals is None else replace(owned, intervals=intervals)
 
 
 def _list_parts(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Iterator[tuple[str, Owned]]:

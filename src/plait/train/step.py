@@ -22,6 +22,7 @@ from plait.parallel.precision.model import update_amax_history
 from plait.sharding import build_split
 from plait.train.corpus.windows import IGNORE_INDEX, MicroBatch
 from plait.train.optimizer import AdamW, Gradients
+from plait.train.replicas import ReplicaGradients
 
 ComputeLogits = Callable[[nn.Module, Tensor], Tensor]
 """Model and tokens `[B, S]` -> this rank's columns of the logits, `[T, V/tp]`."""
@@ -59,6 +60,7 @@ class Trainer:
     gradients: Gradients
     optimizer: AdamW
     compute_logits: ComputeLogits
+    replicas: ReplicaGradients
     parts: Mapping[str, Sequence[tuple[str, Stored]]] = field(default_factory=dict)
     """By FQN, under which names, and as which parts, checkpoints hold a parameter, where that is not as it is."""
     hf_config: Mapping[str, Any] | None = None
@@ -82,6 +84,7 @@ class Trainer:
         loss_sum, num_targets, stops = self._sum_over_ranks(totals).tolist()
         self.gradients.all_reduce(self.mesh.dp_cp)
         self._sum_repeated_gradients()
+        self.replicas.copy_first()
         self.gradients.scale(1 / max(1.0, num_targets))
         norm = float(clip_grad_norm_(self.model, self.run.train.max_grad_norm or math.inf))
         result = StepResult(loss_sum / max(1.0, num_targets), norm, stops > 0)
@@ -93,7 +96,9 @@ class Trainer:
     def _compute_gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         """Add the gradients of all micro-batches up; return their loss and number of targets, float64 `[2]`."""
         totals = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
-        for batch in micro_batches:
+        batches = list(micro_batches)
+        for index, batch in enumerate(batches):
+            self.gradients.expect(is_last=index + 1 == len(batches))
             tokens, targets = self._enter(batch)
             set_dropout_offset(self.model, batch.first_token)
             logits = self.compute_logits(self.model, tokens)

@@ -208,16 +208,6 @@ def test_a_device_mesh_whose_data_axes_are_in_another_order_is_refused(ranks):
         ranks(4).call(look_at_device_mesh, names=("cp", "dp_shard", "tp"), shape=(2, 2, 1))
 
 
-def refuse_to_cut_sequences(axis: str) -> None:
-    parallelize(nn.Linear(4, 4), build_mesh(MeshShape(**{axis: 2, "tp": 2})), {"": "column"})
-
-
-@pytest.mark.parametrize("axis", ["pp", "dp_shard", "cp"])
-def test_a_model_is_not_parallelized_over_an_axis_that_nothing_runs_on(ranks, axis):
-    with pytest.raises(ConfigError, match=f"mesh {axis}=2 tp=2: {axis} = 2: .* does not run yet"):
-        ranks(4).call(refuse_to_cut_sequences, axis=axis)
-
-
 def look_back(shape: MeshShape, names: tuple[str, ...]) -> tuple[list, list[float], bool]:
     """The mesh for torch: its ranks, sums over each of its groups, and whether one is a group of ours."""
     mesh = build_mesh(shape)

@@ -33,3 +33,13 @@ def test_each_micro_batch_of_each_copy_has_its_own_scales(ranks, recipe):
     small = ("model.width=128", "model.num_heads=4", "model.mlp_width=192", "train.seq_len=32", "model.vocab_size=256")
     kept = ("quantization.keep_first=0", "quantization.keep_last=0", "train.gradient_accumulation=2")
     check(ranks, "llama-tiny", *small, *kept, f"quantization={recipe}", dp_replicate=2, tp=2)
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize(
+    ("dp_replicate", "dp_shard", "tp"), [(1, 2, 1), (1, 3, 1), (1, 4, 1), (1, 2, 2), (2, 2, 1), (1, 4, 2), (2, 2, 2)]
+)
+def test_parameters_that_data_parallel_ranks_share_out(ranks, source, dp_replicate, dp_shard, tp):
+    """Rows that do not divide by dp_shard, on every axis that FSDP is used with."""
+    overrides = ("train.gradient_accumulation=2",)
+    check(ranks, source, *overrides, dp_replicate=dp_replicate, dp_shard=dp_shard, tp=tp)

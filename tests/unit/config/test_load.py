@@ -135,7 +135,7 @@ def test_override_that_cannot_be_is_one_clear_error(run_file: Path, overrides: l
         ("model.rope_scaling.factr=3", 'did you mean "factor"?'),
         ("train.step=3", 'did you mean "steps"?'),
         ("sede=3", 'did you mean "seed"?'),
-        ("parallel.zzz=3", "known are cp, dp_replicate, dp_shard, pp, sequence_parallel, tp"),
+        ("parallel.zzz=3", "known are cp, dp_replicate, dp_shard, pp, reshard_after_forward, sequence_parallel, tp"),
         ("tp=3", 'did you mean "parallel.tp"?'),
         ("train.reduce=float32", 'did you mean "precision.reduce"?'),
         ("train.seed=3", 'did you mean "seed"?'),
@@ -151,13 +151,6 @@ def test_the_degree_that_became_two_says_what_to_write(run_file: Path) -> None:
     assert message.endswith("hint: parallel.dp_replicate does what parallel.dp did")
     run_file.write_text("[model]\npreset = 'llama-tiny'\n[parallel]\ndp = 4")
     assert "parallel.dp = 4: is now two degrees" in read_error(run_file)
-
-
-def test_all_axes_that_nothing_runs_on_are_in_one_error(run_file: Path) -> None:
-    message = read_error(run_file, "parallel.cp=2", "parallel.pp=4", "parallel.dp_shard=2")
-    for axis, degree in (("cp", 2), ("pp", 4), ("dp_shard", 2)):
-        assert f"parallel.{axis} = {degree} (command line): " in message
-    assert message.count("does not run yet") == 3
 
 
 def test_model_without_preset_or_family_says_what_is_missing(tmp_path: Path) -> None:

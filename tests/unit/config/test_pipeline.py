@@ -6,15 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from plait.config import ParallelConfig, PipelineConfig, QuantizationConfig, RunConfig, TrainConfig, load_preset
-from plait.config import parallel as parallel_module
 from plait.sharding import derive_parts, find_idle_stage, select_parts, share_layers
 
 MODEL = load_preset("llama-tiny").model_copy(update={"num_layers": 6})
-
-
-@pytest.fixture(autouse=True)
-def _opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel_module, "NOT_YET", {})
 
 
 def _build(pp: int, num_micro_batches: int, **pipeline: Any) -> RunConfig:

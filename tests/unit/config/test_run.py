@@ -4,8 +4,6 @@ import pytest
 from pydantic import ValidationError
 
 from plait.config import DataConfig, ParallelConfig, PrecisionConfig, RunConfig, TrainConfig, load_preset
-from plait.config.parallel import check_axes_run
-from plait.errors import ConfigError
 from plait.sharding import MeshShape
 
 TINY = load_preset("llama-tiny")
@@ -108,14 +106,9 @@ def test_run_survives_json() -> None:
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
 
 
-@pytest.mark.parametrize("axis", ["dp_shard", "cp", "pp"])
-def test_an_axis_that_nothing_runs_on_is_refused(axis: str) -> None:
-    with pytest.raises(ValidationError, match=rf"parallel\.{axis}: .* does not run yet"):
-        RunConfig(model=TINY, parallel=ParallelConfig(**{axis: 2}))
-    mesh = MeshShape(**{axis: 2})
-    assert ParallelConfig(**{axis: 2}).mesh_shape == mesh
-    with pytest.raises(ConfigError, match=rf"mesh {axis}=2 tp=1: {axis} = 2: .* does not run yet"):
-        check_axes_run(mesh)
+def test_pipeline_stages_whose_parameters_are_shared_out_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"parallel\.dp_shard: .* does not run yet with pipeline stages"):
+        RunConfig(model=TINY, parallel=ParallelConfig(pp=2, dp_shard=2), train=TrainConfig(gradient_accumulation=2))
 
 
 def test_the_data_parallel_degree_is_that_of_both_axes() -> None:

@@ -29,6 +29,7 @@ CASES = [
     ("gpt2", "parallel.tp=5", "model.tied_embeddings=false", "model.attention_dropout=0.0"),
     ("gpt-22b", "parallel.tp=8", "train.micro_batch_size=4"),
     ("gpt-22b", "parallel.dp_replicate=8"),
+    ("gpt-tiny", "parallel.tp=2", "parallel.dp_replicate=4"),
 ]
 
 
@@ -79,6 +80,12 @@ class ByHand:
         positions = self.run.model.max_seq_len * self.D if self.is_gpt else 0
         return self.L * (self.weights + biases + 2 * norm) + norm + tables + positions
 
+    def count_held_by_all(self) -> int:
+        """Norms, what is added to sums, and learned positions, which every tp rank has."""
+        norms = (2 * self.L + 1) * self.D * (2 if self.is_gpt else 1)
+        added = (2 * self.L + self.run.model.max_seq_len) * self.D if self.is_gpt else 0
+        return norms + added
+
     def count_flops(self) -> int:
         """Two for each weight and token, twice a head's width for each query and key; backward takes twice forward."""
         attention = 4 * self.T * self.run.seq_len * self.q
@@ -111,6 +118,8 @@ class ByHand:
         shared = [self.kv * D, self.kv] if self.has_qkv_bias else [self.kv * D]
         each += [(reduce, size * self.addend, self.holders) for size in shared * 2 * self.L]
         once = [(gather, 24 * dp, dp), (reduce, 24, tp), (reduce, self.count_parameters() * self.addend, dp)]
+        if dp > 2:
+            once += [(reduce, 4 * self.count_held_by_all(), tp), (reduce, 8 * self.L * sum(shared), self.holders)]
         repeated = each * self.run.train.gradient_accumulation + [*once, (reduce, 4, tp)]
         return [collective for collective in repeated if collective[2] > 1]
 

@@ -1,8 +1,11 @@
+import pytest
+
 from plait.config.model import LlamaConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig
 from plait.config.train import TrainConfig
+from plait.contract.report.sent import build_sent
 from plait.contract.report.tally import build_tally, count_collectives
 from plait.contract.report.training import build_step_tally
 from plait.contract.training import build_setting, derive_run_model, derive_step_collectives
@@ -35,6 +38,7 @@ def test_a_step_repeats_the_micro_batch_and_ends_with_what_happens_once() -> Non
         "all_gather [4x3] float64 over dp",
         "all_reduce max [3] float64 over tp",
         f"all_reduce [{contract.num_parameters}] float32 over dp",
+        f"all_reduce [{5 * MODEL.width}] float32 over tp",
         "all_reduce [1] float32 over tp",
     ]
 
@@ -54,3 +58,40 @@ def test_totals_of_a_step() -> None:
     T, matrices = 32, MODEL.num_parameters - MODEL.vocab_size * MODEL.width - 5 * MODEL.width
     attention = 4 * 2 * 16**2 * 64 * MODEL.num_layers
     assert tally.flops == 3 * 3 * (2 * T * matrices + attention) // 2
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_what_dp_shard_shares_out_is_gathered_and_reduced_unit_by_unit(reshard: bool) -> None:
+    """The last block is gathered again when backward begins, each other when it comes to the block behind it."""
+    run = build_run(dp_shard=2, dp_replicate=2, reshard_after_forward=reshard)
+    collectives = [str(each) for each in derive_step_collectives(run, derive_run_model(run))]
+    block, root = MODEL.width * (2 * 64 + 2 * 32 + 3 * 96 + 2), MODEL.width * (2 * MODEL.vocab_size + 1)
+    gathers = [f"all_gather [{size}] bfloat16 over dp_shard" for size in (root, block, block)]
+    again = gathers[1:] if reshard else []
+    reduces = [
+        text
+        for size in (block, block, root)
+        for text in (
+            f"reduce_scatter [{size}] float32 over dp_shard",
+            f"all_reduce [{size // 2}] float32 over dp_replicate",
+        )
+    ]
+    last = [*again[:1], *again[1:], *reduces]
+    assert collectives[: 2 * len([*gathers, *again])] == [*gathers, *again] * 2
+    assert collectives[2 * len([*gathers, *again]) :] == [
+        *gathers,
+        *last,
+        "all_gather [4x3] float64 over dp",
+        "all_reduce [1] float32 over dp_shard",
+    ]
+
+
+@pytest.mark.parametrize(
+    "parallel", [{"dp_shard": 4, "tp": 2}, {"dp_shard": 2, "dp_replicate": 4, "reshard_after_forward": False}]
+)
+def test_a_step_that_is_shared_out_adds_up(parallel: dict[str, int]) -> None:
+    run = build_run(**parallel)
+    contract = derive_run_model(run)
+    tally = build_step_tally(run, contract)
+    assert tally.collectives == count_collectives(derive_step_collectives(run, contract))
+    assert build_sent(run, contract).total == pytest.approx(tally.collectives.sent_bytes)

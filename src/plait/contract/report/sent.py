@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from plait.config.run import RunConfig
+from plait.contract.axis.fsdp import count_moves
 from plait.contract.collective import Collective
 from plait.contract.linear import AMAX
 from plait.contract.model import ModelContract
@@ -39,6 +40,7 @@ def build_sent(run: RunConfig, contract: ModelContract) -> Sent:
     histories = _sum_sent(derive_history_collectives(run))
     parts["magnitudes"] += histories
     parts["others"] += _sum_sent(derive_closing_collectives(run, contract)) - histories
+    parts["others"] += sum(each.wire_bytes_per_rank * times for each, times in count_moves(run, contract))
     return Sent(**parts)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from plait.config.run import RunConfig
+from plait.contract.axis.fsdp import count_moves
 from plait.contract.model import ModelContract
 from plait.contract.report.tally import CollectiveTally, Tally, build_tally, count_collectives
 from plait.contract.training import derive_closing_collectives
@@ -25,11 +26,13 @@ def build_step_tally(run: RunConfig, contract: ModelContract) -> StepTally:
     blocks = block * (run.model.num_layers - num_kept) + build_tally(contract.kept_block) * num_kept
     micro_batch = blocks + build_tally((*contract.entry, *contract.exit, contract.loss))
     repeats = run.train.gradient_accumulation
-    closing = count_collectives(derive_closing_collectives(run, contract))
+    once = count_collectives(derive_closing_collectives(run, contract))
+    for collective, times in count_moves(run, contract):
+        once += count_collectives([collective]) * times
     return StepTally(
         num_parameters=contract.num_parameters,
         block=block,
         micro_batch=micro_batch,
         flops=micro_batch.flops * repeats,
-        collectives=(micro_batch.forward + micro_batch.backward) * repeats + closing,
+        collectives=(micro_batch.forward + micro_batch.backward) * repeats + once,
     )

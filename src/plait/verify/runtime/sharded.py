@@ -20,6 +20,7 @@ from plait.overlap.receipt import Receipt, check_strict
 from plait.overlap.site import Pass
 from plait.parallel.apply import intervals_of, ownership_of, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
+from plait.parallel.fsdp.local import local_of
 from plait.schedule.step import Program, Step
 from plait.sharding import Interval
 from plait.sharding.token_order import Order, build_order
@@ -98,7 +99,7 @@ class _Passes:
 
 def _run_integers(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
     """What has to be equal bit for bit, in float32 whatever the run computes and reduces in; quantized, in float64."""
-    model = build_native(choose_exact_scales(config), mesh)
+    model = build_native(choose_exact_scales(config), mesh, is_sharded=False)
     seed_dropout(model, config.seed)
     batch = build_batch(config).take(0, config.train.micro_batch_size)
     set_dropout_offset(model, batch.first_token)
@@ -122,7 +123,7 @@ def _run_steps(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[list[Trac
     for phase in list_phases(config):
         _begin(config, trainer)
         traces.append(watched.step(phase))
-        _add_parameters(pieces, phase.label("update"), trainer.model, trainer.optimizer.parameters)
+        _add_parameters(pieces, phase.label("update"), trainer.model, _list_local(trainer))
     if passes.receipt is not None and config.overlap.strict:
         check_strict(passes.receipt)
     return traces, passes
@@ -199,6 +200,10 @@ class _WatchedGradients:
         """Begin a step."""
         self.gradients.zero()
 
+    def expect(self, *, is_last: bool) -> None:
+        """Say whether a backward pass is the last."""
+        self.gradients.expect(is_last=is_last)
+
     def all_reduce(self, axis: Axis) -> None:
         """Sum over the data-parallel ranks."""
         self.gradients.all_reduce(axis)
@@ -207,6 +212,10 @@ class _WatchedGradients:
         """Multiply all gradients; that is the last thing before the norm."""
         self.gradients.scale(factor)
         self.look()
+
+
+def _list_local(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: local_of(param) for name, param in trainer.optimizer.parameters.items()}
 
 
 def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,1 @@
+"""What axes of the mesh other than tp add to a step."""

@@ -1,0 +1,122 @@
+"""What FSDP moves of a model: the parameters of each unit on the way in, its gradients on the way out."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from plait.config.run import RunConfig
+from plait.contract.collective import Collective
+from plait.contract.model import ModelContract
+from plait.contract.op import Op
+from plait.contract.recompute import list_backward
+from plait.contract.step import REDUCE, list_collectives
+from plait.sharding import Invariant, Ownership, Partial, Shard, derive_transition
+
+_GATHER = derive_transition(Shard(0), Invariant()).forward
+_SCATTER = derive_transition(Partial(), Shard(0)).forward
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A block, or all that is around the blocks: gathered together, and reduced together.
+
+    Attributes:
+        gather: its parameters, in the dtype of the computation.
+        reduce: its gradients, over dp_shard and cp, then over dp_replicate.
+    """
+
+    gather: tuple[Collective, ...]
+    reduce: tuple[Collective, ...]
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units of a run on one rank.
+
+    Attributes:
+        block: any of the blocks: their parameters are alike.
+        root: around them; what it gathers it keeps until backward is through.
+        gathers_again: whether blocks are freed between forward and backward.
+    """
+
+    block: Unit
+    root: Unit
+    gathers_again: bool
+
+
+def derive_units(run: RunConfig, contract: ModelContract) -> Units:
+    """What is gathered and reduced as one, where `dp_shard` is more than one."""
+    block, root = (_derive_unit(run, contract, ops) for ops in (contract.block, (*contract.entry, *contract.exit)))
+    return Units(block, root, run.parallel.reshard_after_forward)
+
+
+def derive_shared_collectives(run: RunConfig, contracts: Sequence[ModelContract]) -> tuple[Collective, ...]:
+    """What the rank issues for the micro-batches of a step, in order; gradients are reduced in the last.
+
+    A block is gathered when it is entered; in backward when that comes to the block after it, the last at the start.
+    """
+    units = derive_units(run, contracts[0])
+    issued: list[Collective] = []
+    for index, contract in enumerate(contracts):
+        issued += _list_forward_moves(contract, units)
+        issued += _list_backward_moves(contract, units, is_last=index + 1 == len(contracts))
+    return tuple(issued)
+
+
+def count_moves(run: RunConfig, contract: ModelContract) -> Iterator[tuple[Collective, int]]:
+    """How often each is issued in a step of what moves parameters and their gradients; nothing where all is whole."""
+    if run.parallel.dp_shard == 1:
+        return
+    units, num_layers, repeats = derive_units(run, contract), run.model.num_layers, run.train.gradient_accumulation
+    again = 2 if units.gathers_again else 1
+    for unit, gathers, reduces in ((units.root, repeats, 1), (units.block, again * repeats * num_layers, num_layers)):
+        yield from ((each, gathers) for each in unit.gather)
+        yield from ((each, reduces) for each in unit.reduce)
+
+
+def _list_forward_moves(contract: ModelContract, units: Units) -> Iterator[Collective]:
+    yield from units.root.gather
+    yield from _list_ops(contract.entry)
+    for block in contract.blocks:
+        yield from units.block.gather
+        yield from _list_ops(block)
+    yield from _list_ops((*contract.exit, contract.loss))
+
+
+def _list_backward_moves(contract: ModelContract, units: Units, *, is_last: bool) -> Iterator[Collective]:
+    again = units.block.gather if units.gathers_again else ()
+    yield from again
+    yield from _list_backward_of((*contract.exit, contract.loss), contract)
+    for index in reversed(range(len(contract.blocks))):
+        yield from again if index else ()
+        yield from _list_backward_of(contract.find_block(index), contract)
+        yield from units.block.reduce if is_last else ()
+    yield from _list_backward_of(contract.entry, contract)
+    yield from units.root.reduce if is_last else ()
+
+
+def _list_ops(ops: Iterable[Op]) -> Iterator[Collective]:
+    return (collective for op in ops for collective in list_collectives(op.forward))
+
+
+def _list_backward_of(ops: tuple[Op, ...], contract: ModelContract) -> list[Collective]:
+    return list_collectives(list_backward(ops, contract.setting.recompute))
+
+
+def _derive_unit(run: RunConfig, contract: ModelContract, ops: Iterable[Op]) -> Unit:
+    shape, setting = run.parallel.mesh_shape, contract.setting
+    owned = {parameter.ownership.name: parameter.ownership for op in ops for parameter in op.parameters}
+    axis, degree = shape.name("dp_shard_cp"), shape.degree("dp_shard_cp")
+    share = sum(count_share(each, setting.rank, degree) for each in owned.values())
+    whole, copies = (share * degree,), shape.dp_replicate
+    total = Collective(REDUCE, "dp_replicate", copies, (share,), setting.sum_dtype)
+    return Unit(
+        (Collective(_GATHER, axis, degree, whole, setting.dtype),),
+        (Collective(_SCATTER, axis, degree, whole, setting.sum_dtype), *((total,) if copies > 1 else ())),
+    )
+
+
+def count_share(ownership: Ownership, tp_rank: int, degree: int) -> int:
+    """Elements that each rank moves of a parameter: its rows, rounded up to the same number on every rank."""
+    rows, *others = ownership.local_shape(tp_rank)
+    return -(-rows // degree) * prod(others)
