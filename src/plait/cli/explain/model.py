@@ -10,12 +10,14 @@ import click
 from plait.cli.arguments import json_option, overrides_argument, source_argument
 from plait.cli.explain import tables
 from plait.cli.explain.ops import build_op_table
+from plait.cli.explain.pipeline import build_stage_record, build_stage_table, list_stage_notes
 from plait.cli.explain.precision import build_sent_table, describe_precision, list_sent_notes
 from plait.cli.explain.show import Heading, Part, print_all
 from plait.config.load import load_run_config
 from plait.config.recipe import NAMES
 from plait.config.run import RunConfig
 from plait.contract.model import ModelContract
+from plait.contract.report.pipeline import build_pipeline_report
 from plait.contract.report.precision import MASTER
 from plait.contract.report.record import build_count_record, build_op_record, build_tally_record
 from plait.contract.report.sent import build_sent
@@ -106,8 +108,14 @@ def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block
         yield tables.build_gemm_table(contract)
         yield from tables.list_notes(ops)
         yield ""
-        yield tables.build_step_table([(mode, build_step_tally(mode, each)) for mode, each in modes])
+        report = build_pipeline_report(run, contract)
+        tallies = [(mode, build_step_tally(mode, each, report.busiest)) for mode, each in modes]
+        yield tables.build_step_table(tallies, report.busiest)
         yield from tables.list_step_notes(run)
+        if run.parallel.pp > 1:
+            yield ""
+            yield build_stage_table(report)
+            yield from list_stage_notes(report)
         if setting.recipe is not None:
             yield ""
             yield build_sent_table(run, contract)
@@ -162,7 +170,8 @@ def _build_rank_record(run: RunConfig, rank: int, block: int | None) -> dict[str
     }
     if block is not None:
         return record
-    step = build_step_tally(run, contract)
+    report = build_pipeline_report(run, contract)
+    step = build_step_tally(run, contract, report.busiest)
     if setting.recipe is not None:
         record["kept_block"] = [build_op_record(op, setting) for op in contract.kept_block]
     return record | {
@@ -176,6 +185,7 @@ def _build_rank_record(run: RunConfig, rank: int, block: int | None) -> dict[str
             "collectives": build_count_record(step.collectives),
             "saved_bytes_per_block": step.block.saved_bytes,
             "saved_bytes": step.micro_batch.saved_bytes,
-            "sent_bytes": asdict(build_sent(run, contract)),
+            "sent_bytes": asdict(build_sent(run, contract, report.busiest)),
         },
+        **({"pipeline": build_stage_record(report)} if run.parallel.pp > 1 else {}),
     }

@@ -84,9 +84,10 @@ def build_block_table(modes: Sequence[tuple[RunConfig, Tally]]) -> Table:
     return table
 
 
-def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]]) -> Table:
-    """Totals of a step, mode beside mode."""
-    table = Table(("step, per rank", *(name_mode(run) for run, _ in modes)))
+def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]], pp_rank: int = 0) -> Table:
+    """Totals of a step, mode beside mode; of a pipeline those of one pp rank."""
+    which = f"pp rank {pp_rank}" if modes[0][0].parallel.pp > 1 else "per rank"
+    table = Table((f"step, {which}", *(name_mode(run) for run, _ in modes)))
     tallies = [tally for _, tally in modes]
     lines = {
         "parameters": [_format_parameters(tally.num_parameters, modes[0][0]) for tally in tallies],

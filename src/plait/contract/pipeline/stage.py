@@ -9,7 +9,7 @@ from plait.contract.model import ModelContract
 from plait.contract.op import Op
 from plait.contract.pipeline.order import Work
 from plait.contract.recompute import list_backward
-from plait.contract.step import Move, list_collectives, list_moves
+from plait.contract.step import Move, list_collectives, list_gemms, list_moves, sum_flops
 from plait.sharding import StagePart
 
 
@@ -38,6 +38,22 @@ class StageContract:
     def list_collectives(self, work: Work) -> tuple[Collective, ...]:
         """What the rank issues for this, in order."""
         return self._by_work[work]
+
+    def count_flops(self, work: Work) -> int:
+        """FLOPs of the GEMMs of this."""
+        return self._flops[work]
+
+    @cached_property
+    def _flops(self) -> dict[Work, int]:
+        backward = [step for op in self.ops for step in (*op.again, *op.backward)]
+        weights = [gemm for gemm in list_gemms(backward) if gemm.what == "wgrad"]
+        both, later = sum_flops(backward), sum_flops(weights)
+        return {
+            Work.FORWARD: sum(sum_flops(op.forward) for op in self.ops),
+            Work.BACKWARD: both,
+            Work.INPUT_BACKWARD: 0 if self.part.is_first else both - later,
+            Work.WEIGHT_BACKWARD: both if self.part.is_first else later,
+        }
 
     @cached_property
     def _by_work(self) -> dict[Work, tuple[Collective, ...]]:

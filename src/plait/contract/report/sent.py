@@ -8,6 +8,8 @@ from plait.contract.collective import Collective
 from plait.contract.linear import AMAX
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
+from plait.contract.pipeline.stage import StageContract
+from plait.contract.pipeline.step import select_run_parts
 from plait.contract.report.precision import derive_wire
 from plait.contract.setting import Setting
 from plait.contract.step import Move
@@ -29,17 +31,18 @@ class Sent:
         return self.numbers + self.scales + self.magnitudes + self.others
 
 
-def build_sent(run: RunConfig, contract: ModelContract) -> Sent:
-    """What a rank sends in a step of `run`, added up."""
+def build_sent(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> Sent:
+    """What a rank sends in collectives in a step of `run`, added up; of a pipeline the one on pp rank `pp_rank`."""
     parts = {"numbers": 0.0, "scales": 0.0, "magnitudes": 0.0, "others": 0.0}
-    for op in contract.ops:
+    stages = [StageContract(contract, part) for part in select_run_parts(run, pp_rank)]
+    for op in (op for stage in stages for op in stage.ops):
         for step in (*op.forward, *op.again, *op.backward):
             if isinstance(step, Move):
                 for name, sent in _share_out(op, step, contract.setting).items():
                     parts[name] += sent * run.train.gradient_accumulation
-    histories = _sum_sent(derive_history_collectives(run))
+    histories = _sum_sent(derive_history_collectives(run, pp_rank))
     parts["magnitudes"] += histories
-    parts["others"] += _sum_sent(derive_closing_collectives(run, contract)) - histories
+    parts["others"] += _sum_sent(derive_closing_collectives(run, contract, pp_rank)) - histories
     parts["others"] += sum(each.wire_bytes_per_rank * times for each, times in count_moves(run, contract))
     return Sent(**parts)
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from plait.config.run import RunConfig
 from plait.contract.axis.fsdp import count_moves
 from plait.contract.model import ModelContract
+from plait.contract.pipeline.order import Work
+from plait.contract.pipeline.stage import StageContract, count_parameters
+from plait.contract.pipeline.step import select_run_parts
 from plait.contract.report.tally import CollectiveTally, Tally, build_tally, count_collectives
 from plait.contract.training import derive_closing_collectives
 
@@ -20,19 +23,26 @@ class StepTally:
     collectives: CollectiveTally
 
 
-def build_step_tally(run: RunConfig, contract: ModelContract) -> StepTally:
-    """Add a step of `run` up."""
-    block, num_kept = build_tally(contract.block), sum(map(contract.is_kept, range(run.model.num_layers)))
-    blocks = block * (run.model.num_layers - num_kept) + build_tally(contract.kept_block) * num_kept
-    micro_batch = blocks + build_tally((*contract.entry, *contract.exit, contract.loss))
+def build_step_tally(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> StepTally:
+    """Add a step of `run` up; of a pipeline that of the stages on pp rank `pp_rank`."""
+    parts = select_run_parts(run, pp_rank)
+    stages = [StageContract(contract, part) for part in parts]
+    micro_batch = build_tally(op for stage in stages for op in stage.ops)
+    works = [Work.FORWARD, *_list_backward(run)]
+    issued = count_collectives(each for stage in stages for work in works for each in stage.list_collectives(work))
     repeats = run.train.gradient_accumulation
-    once = count_collectives(derive_closing_collectives(run, contract))
+    once = count_collectives(derive_closing_collectives(run, contract, pp_rank))
     for collective, times in count_moves(run, contract):
         once += count_collectives([collective]) * times
     return StepTally(
-        num_parameters=contract.num_parameters,
-        block=block,
+        num_parameters=count_parameters(contract, parts),
+        block=build_tally(contract.block),
         micro_batch=micro_batch,
         flops=micro_batch.flops * repeats,
-        collectives=(micro_batch.forward + micro_batch.backward) * repeats + once,
+        collectives=issued * repeats + once,
     )
+
+
+def _list_backward(run: RunConfig) -> tuple[Work, ...]:
+    is_split = run.parallel.pp > 1 and run.pipeline.schedule == "zero_bubble"
+    return (Work.INPUT_BACKWARD, Work.WEIGHT_BACKWARD) if is_split else (Work.BACKWARD,)

@@ -57,12 +57,13 @@ def build_schedule(pipeline: Pipeline, stages: Sequence[RunningStage], compute_l
     return several
 
 
-def explain_failure(error: RuntimeError) -> PlaitError | RuntimeError:
-    """What made a schedule fail: what plait raised inside of it, or a stage that is not there any more."""
+def explain_failure(error: RuntimeError) -> BaseException:
+    """What made a schedule fail: what a stage raised, which torch puts into an error of its own, or a missing stage."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, PlaitError):
             return cause
-        cause = cause.__cause__ or cause.__context__
-    is_of_a_stage = "failed to run" in str(error).lower()
-    return error if is_of_a_stage else build_transport_error(error)
+        cause = cause.__cause__
+    if error.__cause__ is not None:
+        return error.__cause__
+    return build_transport_error(error)
