@@ -31,7 +31,6 @@ from plait.comm.launch import LocalRanks
 from plait.comm.mesh import build_mesh
 from plait.contract.pipeline.clock import build_even_seconds, simulate
 from plait.contract.pipeline.order import Pipeline
-from plait.parallel.dropout import TokenOffset
 from plait.parallel.pipeline.schedule import build_schedule
 from plait.parallel.pipeline.stage import RunningStage, Stream
 from plait.parallel.region.half import select_half
@@ -122,21 +121,22 @@ def run_rank(pipeline: Pipeline, rounds: int) -> list[tuple[list[tuple[float, fl
     stages = []
     for index in list_rank_stages(pipeline.pp, pipeline.stages_per_rank, mesh.pp.rank):
         module = SleepingStage(diary, pipeline.stages_per_rank)
-        offset = TokenOffset(module)
-        stages.append(RunningStage(module, parts[index], pipeline.num_stages, mesh, stream, offset, run_stage))
+        stages.append(RunningStage(module, parts[index], pipeline.num_stages, mesh, stream, enter, run_stage))
     schedule = build_schedule(pipeline, stages, lambda y, _: y.sum())
     number, steps = pipeline.num_micro_batches, []
     tokens = [torch.zeros(number, TOKENS, dtype=torch.int64)] if stages[0].is_first else []
     targets = torch.zeros(number, TOKENS) if stages[-1].is_last else None
     for _ in range(WARM_UP + rounds):
-        for stage in stages:
-            stage.begin_step([0] * number)
         diary.work = []
         dist.barrier()
         start_s = time.perf_counter()
         schedule.step(*tokens, target=targets, losses=[], return_outputs=False)
         steps.append((diary.work, start_s))
     return steps[WARM_UP:]
+
+
+def enter(micro_batch: int) -> None:
+    """Sleeps are the same for all."""
 
 
 def run_stage(stage: nn.Module, x: Tensor, size_BS: tuple[int, int]) -> Tensor:

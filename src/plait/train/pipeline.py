@@ -13,7 +13,7 @@ from plait.contract.pipeline.step import build_pipeline, select_run_parts
 from plait.contract.pipeline.stream import derive_stream_shape
 from plait.contract.training import build_setting
 from plait.models.stage import Stage
-from plait.parallel.apply import Tied, tie, tied_in
+from plait.parallel.apply import Tied, enter_sequences, tie, tied_in
 from plait.parallel.dropout import TokenOffset
 from plait.parallel.pipeline.schedule import TorchSchedule, build_schedule, explain_failure
 from plait.parallel.pipeline.stage import RunningStage, Stream
@@ -36,11 +36,14 @@ class PipelineTrainer(Trainer):
 
     stages: Sequence[RunningStage] = ()
     schedule: TorchSchedule = field(init=False)
+    offset: TokenOffset = field(init=False)
+    batches: Sequence[MicroBatch] = ()
+    """Those of the step under way."""
 
     def __post_init__(self) -> None:
         assert isinstance(self.run, RunConfig)
         run, parts = self.run, select_run_parts(self.run, self.mesh.pp.rank)
-        pipeline, stream, offset = build_pipeline(run), build_stream(run, self.mesh), TokenOffset(self.model)
+        pipeline, stream, self.offset = build_pipeline(run), build_stream(run, self.mesh), TokenOffset(self.model)
         self.stages = [
             RunningStage(
                 Stage(self.model, part),  # type: ignore[arg-type]
@@ -48,7 +51,7 @@ class PipelineTrainer(Trainer):
                 pipeline.num_stages,
                 self.mesh,
                 stream,
-                offset,
+                self._go_on_with,
                 self._run_last if part.is_last else run_stage,
             )
             for part in parts
@@ -67,11 +70,10 @@ class PipelineTrainer(Trainer):
 
     def _compute_gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         """As of all layers; loss and targets are those of the last stage, and zero on ranks that have not got it."""
-        batches, device = list(micro_batches), self.mesh.device
-        for stage in self.stages:
-            stage.begin_step([batch.first_token for batch in batches])
-        tokens = [torch.cat([batch.tokens for batch in batches]).to(device)] if self.is_first else []
-        targets = torch.cat([batch.targets for batch in batches]).to(device) if self.is_last else None
+        self.batches, device = list(micro_batches), self.mesh.device
+        own = [self._enter(batch) for batch in self.batches]
+        tokens = [torch.cat([tokens for tokens, _ in own])] if self.is_first else []
+        targets = torch.cat([targets for _, targets in own]) if self.is_last else None
         losses: list[Tensor] = []
         try:
             self.schedule.step(*tokens, target=targets, losses=losses, return_outputs=False)
@@ -83,6 +85,12 @@ class PipelineTrainer(Trainer):
         if targets is not None:
             totals[1] = count_targets(targets)
         return totals
+
+    def _go_on_with(self, index: int) -> None:
+        """A pass of a micro-batch begins or goes on: its masks and its documents are those of the model now."""
+        batch = self.batches[index]
+        self.offset.set(batch.first_token)
+        enter_sequences(self.model, self.run.seq_len, batch.documents)
 
     def _sum_repeated_gradients(self) -> None:
         """That of a table which is embedding here and head there: each of the two has what it is used for."""
@@ -118,10 +126,11 @@ def run_stage(stage: nn.Module, x: Tensor, size_BS: tuple[int, int]) -> Tensor:
 
 
 def build_stream(run: RunConfig, mesh: Mesh) -> Stream:
-    """What travels between the stages of a run, at the place of this rank on tp."""
-    setting = build_setting(run, mesh.tp.rank)
+    """What travels between the stages of a run, at the place of this rank on tp and cp."""
+    setting = build_setting(run, mesh.tp.rank, mesh.cp.rank)
+    batch = run.train.micro_batch_size
     return Stream(
-        (run.train.micro_batch_size, run.seq_len),
+        (batch, setting.num_tokens // batch),
         derive_stream_shape(setting, run.model.width),
         getattr(torch, run.precision.compute),
         is_sharded=run.parallel.sequence_parallel and mesh.tp.degree > 1,

@@ -10,7 +10,7 @@ from plait.config.parallel import ParallelConfig
 from plait.config.presets import list_presets, load_preset
 from plait.config.run import RunConfig
 from plait.contract.model import derive_model, derive_ownership, derive_plan
-from plait.contract.plan import Activation, Column, Row, TokenLocal, VocabEmbedding, VocabHead
+from plait.contract.plan import Activation, AttentionCore, Column, Positions, Row, TokenLocal, VocabEmbedding, VocabHead
 from plait.contract.setting import Setting
 from plait.contract.step import sum_flops
 from plait.errors import ShardingError
@@ -22,7 +22,8 @@ GPT = GptConfig(**TINY, num_heads=8, dropout=0.1, attention_dropout=0.1)
 
 def test_the_plan_of_llama_names_every_module_that_has_parameters() -> None:
     roles = derive_plan(GROUPED).resolved
-    assert {type(role) for role in roles.values()} == {Activation, Column, Row, TokenLocal, VocabEmbedding, VocabHead}
+    with_parameters = {Activation, Column, Row, TokenLocal, VocabEmbedding, VocabHead}
+    assert {type(role) for role in roles.values()} == {*with_parameters, AttentionCore, Positions}
     groups = {path: role.group for path, role in roles.items() if isinstance(role, Column)}
     assert groups == {
         "layers.*.attention.wq": "qkv",

@@ -1,6 +1,6 @@
 """A stage of a pipeline as torch's schedules run it, with what it sends and receives in the trace."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -13,7 +13,6 @@ from plait.comm import trace
 from plait.comm.mesh import Mesh
 from plait.contract.pipeline.transfer import Transfer
 from plait.dtype import DType
-from plait.parallel.dropout import TokenOffset
 from plait.parallel.region.half import Half, compute_half
 from plait.parallel.tokens import enter_tokens
 from plait.sharding import StagePart
@@ -31,7 +30,7 @@ class Stream:
     """What travels between stages for one micro-batch.
 
     Attributes:
-        size: sequences and tokens of each `[B, S]`, of all tp ranks.
+        size: sequences and tokens of each `[B, S/cp]`, of all tp ranks.
         shape: what a rank sends: its own tokens `[T/tp, D]` under sequence parallelism, else `[T, D]`.
         is_sharded: whether it has own tokens.
     """
@@ -53,6 +52,9 @@ class RunningStage(PipelineStage):
 
     Where a schedule splits backward, gradients of inputs are computed first, those of weights later, by a second pass
     through the same functions, which then gather what both need a second time; see `plait.parallel.region.half`.
+
+    Several micro-batches are under way at once: `enter` is called with the index of the one that goes on, forward or
+    backward, before it does.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class RunningStage(PipelineStage):
         num_stages: int,
         mesh: Mesh,
         stream: Stream,
-        offset: TokenOffset,
+        enter: Callable[[int], None],
         compute: ComputeStage,
     ) -> None:
         like = torch.empty(stream.shape, dtype=stream.dtype, device="meta")
@@ -79,13 +81,8 @@ class RunningStage(PipelineStage):
         self.module = module
         self.mesh = mesh
         self.stream = stream
-        self.offset = offset
+        self.enter = enter
         self.compute = compute
-        self.first_tokens: Sequence[int] = ()
-
-    def begin_step(self, first_tokens: Sequence[int]) -> None:
-        """Say which token of the run the first one of each micro-batch is."""
-        self.first_tokens = first_tokens
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run the stage; called by torch for each micro-batch."""
@@ -99,7 +96,7 @@ class RunningStage(PipelineStage):
         """Take note of what came, and go on with the masks of this micro-batch."""
         if not self.is_first:
             self._record("received", "activation", self.stage_index - 1, fwd_chunk_id)
-        self.offset.set(self.first_tokens[fwd_chunk_id])
+        self.enter(fwd_chunk_id)
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
@@ -108,13 +105,13 @@ class RunningStage(PipelineStage):
         """All of backward, or the gradients of inputs alone."""
         if not self.is_last:
             self._record("received", "gradient", self.stage_index + 1, bwd_chunk_id)
-        self.offset.set(self.first_tokens[bwd_chunk_id])
+        self.enter(bwd_chunk_id)
         with compute_half(Half.BOTH if full_backward else Half.INPUTS):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """The gradients of weights; of the first stage, which has no input to send a gradient for, all of backward."""
-        self.offset.set(self.first_tokens[bwd_chunk_id])
+        self.enter(bwd_chunk_id)
         with compute_half(Half.BOTH if self.is_first else Half.WEIGHTS):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
