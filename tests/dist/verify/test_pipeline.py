@@ -98,3 +98,10 @@ def test_quantized_stages(ranks, recipe):
     """The blocks that are kept are those of the whole model; each stage has histories of its own linears."""
     small = ("model.width=128", "model.num_heads=4", "model.mlp_width=192", "train.seq_len=32", "model.vocab_size=256")
     check(ranks, "llama-tiny", *small, f"quantization={recipe}", pp=2, tp=2)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("method", ["ring", "all_gather"])
+def test_stages_of_cut_sequences(ranks, schedule, method):
+    """What a stage sends are the tokens of its context rank."""
+    check(ranks, TIED, *SCHEDULES[schedule], "train.seq_len=16", f"context.method={method}", pp=2, cp=2)

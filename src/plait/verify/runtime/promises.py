@@ -36,11 +36,17 @@ def list_ring_messages(config: RunConfig, rank: int) -> list[Moved]:
         for action in build_pipeline(config).list_actions(place.pp):
             needs = build_plan(order, masks[action.micro_batch], config.train.micro_batch_size).needs
             passes = [build_ring_forward(needs, order.split, place.cp)]
-            if action.work is Work.BACKWARD:
+            if action.work is not Work.FORWARD:
                 again = [] if config.train.recompute == "none" else passes
                 passes = [*again, build_ring_backward(needs, order.split, place.cp)]
-            programs += passes * num_blocks[action.stage]
+            if action.work is not _find_other_half(action.stage):
+                programs += passes * num_blocks[action.stage]
     return list_promised_messages(programs)
+
+
+def _find_other_half(stage: int) -> Work:
+    """Of a backward that is split the part without attention: that of weights, or of the first stage that of inputs."""
+    return Work.WEIGHT_BACKWARD if stage else Work.INPUT_BACKWARD
 
 
 def is_of_ring(moved: Moved) -> bool:
