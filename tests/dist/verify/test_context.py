@@ -62,6 +62,18 @@ def test_three_axes(ranks, source):
     check(ranks, source, mesh, *(GPT if source == "gpt-tiny" else ODD))
 
 
+@pytest.mark.parametrize("mesh", [{"pp": 2, "cp": 2}, {"pp": 2, "cp": 2, "tp": 2}], ids=str)
+def test_in_the_stages_of_a_pipeline(ranks, mesh):
+    """Micro-batches are under way together, each with documents of its own."""
+    check(ranks, "gpt-tiny", mesh, "train.gradient_accumulation=4", *GPT, *PACKED)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_computed_again_in_backward(ranks, recompute):
+    overrides = (f"train.recompute={recompute}", "train.gradient_accumulation=2")
+    check(ranks, "gpt-tiny", {"cp": 2, "tp": 2}, *overrides, *GPT, *PACKED)
+
+
 @pytest.mark.parametrize("order", ["zigzag", "contiguous"])
 @pytest.mark.parametrize("method", ["ring", "all_gather", "all_to_all"])
 @pytest.mark.parametrize("source", ["llama-tiny", "gpt-tiny"])
