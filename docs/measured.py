@@ -92,6 +92,7 @@ def build_benchmarks_page() -> str:
             "# Benchmarks\n",
             *_list_slow_link(),
             *_list_same_host(),
+            *_list_context(),
             *_list_precision(),
             *_list_hf(),
             *overhead,
@@ -160,6 +161,40 @@ def _list_same_host() -> Iterator[str]:
             )
         rows += [f"| {peer} | failed: {why} | | |" for peer, why in item["failed"].items()]
         yield "\n".join(rows) + "\n"
+
+
+def _list_context() -> Iterator[str]:
+    """Attention over context ranks, by sequence length; nothing until it was measured."""
+    if not (BENCHMARKS / "context_parallel.json").exists():
+        return
+    record = _load("context_parallel")
+    yield (
+        "## Attention over context ranks\n\n`benchmarks/context_parallel.py` (root): one causal attention, forward and "
+        f"backward, {record['num_heads']} heads over {record['num_kv_heads']} of width {record['head_width']}, "
+        f"{record['dtype']}, on {record['cp']} ranks joined by a link of {record['link_bytes_per_s'] / 1e6:.0f} MB/s: "
+        f"at {record['balanced_at']} tokens what an all-gather moves takes as long as computing. Medians of "
+        f"{record['rounds']} interleaved rounds, {_describe(record['machine'])}; MB are those of the first rank.\n"
+    )
+    ways = list(next(iter(record["lengths"].values()))["ways"])
+    rows = ["| tokens | " + " | ".join(ways) + " |", "|--:" * (len(ways) + 1) + "|"]
+    for length, entry in record["lengths"].items():
+        cells = [
+            f"{way['time_s']['median']:.3f} s, {sum(way['sent_bytes']) / 1e6:.1f} MB"
+            for way in (entry["ways"][name] for name in ways)
+        ]
+        rows.append(f"| {length} | {' | '.join(cells)} |")
+    yield "\n".join(rows) + "\n"
+    yield (
+        "What each rank computes with all keys at hand, and the busiest over the mean: measured, and counted in score "
+        "elements before anything runs.\n"
+    )
+    rows = ["| tokens | order | computing, by rank | busiest / mean | counted |", "|--:|---|--:|--:|--:|"]
+    for length, entry in record["lengths"].items():
+        for name, order in entry["orders"].items():
+            times = ", ".join(f"{each:.3f} s" for each in order["compute_s"])
+            counted = entry["ways"][f"ring {name}"]["counted_imbalance"]
+            rows.append(f"| {length} | {name} | {times} | {order['imbalance']:.3f} | {counted:.3f} |")
+    yield "\n".join(rows) + "\n"
 
 
 def _list_precision() -> Iterator[str]:

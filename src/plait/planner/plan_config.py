@@ -25,7 +25,7 @@ Axis = Literal["tp", "cp", "dp_shard", "dp_replicate", "pp"]
 ORDER: tuple[Axis, ...] = get_args(Axis)
 """From ranks that are neighbours to those farthest apart: what moves most is closest."""
 
-RUNTIME = {"cp": 1, "sharded": "nothing"}
+RUNTIME: dict[str, str] = {"sharded": "nothing"}
 """What of a plan has to be so for `plait train` to run it."""
 
 _STAGES: tuple[Sharded, ...] = get_args(Sharded)
@@ -119,11 +119,12 @@ class PlanConfig:
         return build_section(self.quantization)
 
     def list_missing(self) -> tuple[str, ...]:
-        """What of this plan `plait train` does not run yet, as `pp = 4`."""
-        asked = {name: getattr(self, name) for name in RUNTIME if name != "sharded"}
-        missing = [f"{name} = {value}" for name, value in asked.items() if value != RUNTIME[name]]
+        """What of this plan `plait train` does not run yet, as `quantization = fp8_rowwise`."""
+        missing = []
         if self.quantization == "fp8_rowwise":
             missing.append("quantization = fp8_rowwise")
+        if self.cp > 1 and self.recipe is not None:
+            missing.append(f"quantization = {self.quantization} over cp = {self.cp}")
         if self.sharding_degree > 1:
             missing.append(f"{self.sharded} sharded over dp")
         return tuple(missing)

@@ -421,3 +421,13 @@ class TestTables:
         if is_colourless:
             monkeypatch.setenv("NO_COLOR", "1")
         assert show(Heading("head"), columns) == [expected]
+
+
+@pytest.mark.parametrize(("order", "imbalance"), [("zigzag", 1.0), ("contiguous", 1.5)])
+def test_a_context_axis_is_shown_with_its_balance_and_bytes(explain: Explain, order: str, imbalance: float) -> None:
+    overrides = ["parallel.cp=2", f"context.order={order}", "train.seq_len=1024", "model.max_seq_len=1024"]
+    record = json.loads(explain("model", "llama-tiny", *overrides, "--json"))["context"]
+    assert record["imbalance"] == pytest.approx(imbalance, abs=1e-3)
+    assert sum(each["visible"] for each in record["ranks"]) == 8 * 1024 * 1025 // 2
+    assert any(each["forward_sent_bytes"] for each in record["ranks"])
+    assert f"{order} order: the busiest rank has" in explain("model", "llama-tiny", *overrides)

@@ -66,9 +66,6 @@ def test_what_is_fixed_and_the_runtime_lacks_is_refused() -> None:
     report = build(tp=1, cp=1, pp=1, sharded="optimizer")
     with pytest.raises(ConfigError, match="optimizer sharded over dp, .* and sharded is fixed"):
         choose_runnable(report)
-    longer = build(cp=2, tp=1)
-    with pytest.raises(ConfigError, match="cp is fixed"):
-        choose_runnable(longer)
 
 
 def test_the_best_that_it_runs_stands_in_for_a_best_that_it_does_not() -> None:
@@ -104,6 +101,18 @@ def test_a_pipeline_is_written(fixed: dict[str, int], schedule: str, stages_per_
     run = build_run_config(choose_runnable(report)[0], BASE)
     assert run.parallel.pp == fixed["pp"]
     assert (run.pipeline.schedule, run.pipeline.stages_per_rank) == (schedule, stages_per_rank)
+
+
+def test_a_plan_over_context_ranks_is_a_run() -> None:
+    chosen, note = choose_runnable(build(tp=1, cp=2, pp=1, sharded="nothing"))
+    assert not note
+    assert build_run_config(chosen, BASE).parallel.cp == 2
+
+
+def test_a_recipe_over_context_ranks_is_none() -> None:
+    assert PlanConfig(cp=2, sharded="nothing", quantization="fp8_currentscaling").list_missing() == (
+        "quantization = fp8_currentscaling over cp = 2",
+    )
 
 
 def test_runtime_is_what_a_plan_does_not_lack() -> None:

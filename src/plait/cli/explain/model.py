@@ -9,6 +9,7 @@ import click
 
 from plait.cli.arguments import json_option, overrides_argument, source_argument
 from plait.cli.explain import tables
+from plait.cli.explain.context import build_context_record, describe_context
 from plait.cli.explain.ops import build_op_table
 from plait.cli.explain.pipeline import build_stage_record, build_stage_table, list_stage_notes
 from plait.cli.explain.precision import build_sent_table, describe_precision, list_sent_notes
@@ -90,6 +91,8 @@ def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block
     where = f"rank {setting.rank} of {setting.tp}, {setting.batch} x {setting.seq_len} tokens, {setting.dtype}"
     if setting.sum_dtype != setting.dtype:
         where += f", sums in {setting.sum_dtype}"
+    if setting.sequences is not None:
+        where += f", cp rank 0 of {setting.sequences.order.degree} with {setting.num_own_tokens} of each sequence"
     if setting.recipe is not None:
         where += f", {setting.recipe.name}"
     part = name if block is None else f"{name}, block {block}"
@@ -104,6 +107,7 @@ def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block
     if any(op.recipe for op in ops):
         yield from describe_precision(run, contract, ops)
         yield ""
+    yield from describe_context(run, contract)
     if block is None:
         yield tables.build_gemm_table(contract)
         yield from tables.list_notes(ops)
@@ -138,6 +142,7 @@ def _build_record(name: str, modes: Sequence[RunConfig], block: int | None) -> d
         "reduce_dtype": run.precision.reduce_dtype,
         "master_dtype": MASTER,
         "quantization": _build_recipe_record(run),
+        "context": build_context_record(_derive(run, 0, None)),
         "num_layers": run.model.num_layers,
         "block": block,
         "modes": [

@@ -20,7 +20,8 @@ def derive_context_attention(config: ModelConfig, setting: Setting, cuts: HeadSp
     sequences = setting.sequences
     assert sequences is not None, setting
     plan = build_plan(sequences.order, sequences.mask, setting.batch)
-    size = derive_attention_size(config, setting, cuts)
+    widths = (cuts.query.lengths[setting.rank], cuts.kv.lengths[setting.rank])
+    size = derive_attention_size(setting, config.head_width, widths)
     traffic = derive_context_traffic(plan, size, setting.context_method)
     rows, heads, S, H = sequences.num_own, size.num_heads, sequences.size, config.head_width
     if setting.context_method is ContextMethod.ALL_TO_ALL and plan.degree > 1:
@@ -53,14 +54,14 @@ def derive_context_attention(config: ModelConfig, setting: Setting, cuts: HeadSp
     )
 
 
-def derive_attention_size(config: ModelConfig, setting: Setting, cuts: HeadSplits) -> AttentionSize:
-    """Heads of the tp rank, and the formats in which they travel and are summed."""
-    H, rank = config.head_width, setting.rank
+def derive_attention_size(setting: Setting, head_width: int, widths: tuple[int, int]) -> AttentionSize:
+    """Heads of the tp rank, which has `widths` features of queries and of keys, and in which formats they travel."""
+    query, kv = widths
     return AttentionSize(
         batch=setting.batch,
-        num_heads=cuts.query.lengths[rank] // H,
-        num_kv_heads=cuts.kv.lengths[rank] // H,
-        head_width=H,
+        num_heads=query // head_width,
+        num_kv_heads=kv // head_width,
+        head_width=head_width,
         dtype=setting.dtype,
         sum_dtype=setting.reduce_dtype or setting.statistics_dtype,
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from plait.config.conflicts import list_block_conflicts
-from plait.config.model import ModelConfig
+from plait.config.model import GptConfig, ModelConfig
 from plait.errors import PlaitError
 from plait.planner.cluster import Cluster
 from plait.planner.plan_config import PlanConfig
@@ -124,6 +124,8 @@ def _refuse_tp(task: Task, fixed: Fixed, degree: int) -> str:
 
 
 def _refuse_cp(task: Task, _: Fixed, degree: int) -> str:
+    if degree > 1 and isinstance(task.model, GptConfig) and task.model.attention_dropout:
+        return "dropout of attention probabilities is not defined where no rank ever has them all"
     if task.seq_len % (2 * degree):
         return f"sequences of {task.seq_len} tokens cannot be cut into the {2 * degree} parts of its zigzag order"
     return ""

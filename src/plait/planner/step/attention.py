@@ -71,7 +71,8 @@ def _build_ring(op: Op, where: Circumstance, step_s: float, *, backward: bool) -
     if cp == 1:
         return []
     numel = sum(rows * columns for rows, columns in (x.layout.local_shape(setting.rank) for x in op.inputs[1:]))
-    num_bytes = numel * width_bytes(setting.dtype) * (2 if backward else 1)
+    widths = [setting.dtype, *([setting.sum_dtype] if backward else [])]
+    num_bytes = numel * sum(map(width_bytes, widths))
     one = estimate_p2p(where.hardware, num_bytes, local=where.place("cp").is_local)
     exposed_s = (cp - 1) * max(0.0, one.seconds - step_s)
     leaf = build_leaf(

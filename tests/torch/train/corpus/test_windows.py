@@ -8,7 +8,7 @@ from plait.config.run import RunConfig
 from plait.config.train import TrainConfig
 from plait.errors import ConfigError
 from plait.train.corpus.tokens import TokenStream
-from plait.train.corpus.windows import MicroBatch, Windows, read_micro_batches
+from plait.train.corpus.windows import IGNORE_INDEX, MicroBatch, Windows, read_micro_batches
 
 SEQ_LEN = 4
 STREAM = TokenStream([np.arange(50), np.arange(50, 99)])
@@ -54,3 +54,17 @@ def test_a_corpus_shorter_than_one_sequence_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the corpus has 4 tokens, and one sequence needs 5"):
         Windows(TokenStream([np.arange(4)]), SEQ_LEN, seed=0)
     assert Windows(TokenStream([np.arange(5)]), SEQ_LEN, seed=0).num_windows == 1
+
+
+def test_documents_end_with_their_last_token_and_predict_nothing_of_the_next() -> None:
+    end = 9
+    windows = Windows(TokenStream([np.array([1, 2, end, 3, end, end, 6, 7, 8])]), SEQ_LEN, seed=0, end_of_text=end)
+    (batch,) = read_micro_batches(windows, _run(1, 2, 1), 0, 0)
+    rows = zip(batch.tokens.tolist(), batch.documents, batch.targets.view(2, SEQ_LEN).tolist(), strict=True)
+    found = {tokens[0]: ([(each.start, each.stop) for each in own], targets) for tokens, own, targets in rows}
+    assert found[1] == ([(0, 3), (3, 4)], [2, end, IGNORE_INDEX, end])
+    assert found[end] == ([(0, 1), (1, 2), (2, 4)], [IGNORE_INDEX, IGNORE_INDEX, 7, 8])
+
+
+def test_without_an_end_of_documents_a_sequence_is_one() -> None:
+    assert all(batch.documents == () for batch in _read_step(_run(1, 2, 1)))

@@ -1,0 +1,123 @@
+"""Breaking anything that follows the tokens over context ranks makes a verification fail."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from plait.contract.context.mask import AttentionMask
+from plait.contract.training import derive_run_model, derive_step_collectives
+from plait.parallel import dropout
+from plait.parallel.context import ring, sequences
+from plait.parallel.context.core import ContextParallelAttention
+from plait.sharding import Kind
+from plait.train import step
+from tests.support.mutations import Slip
+from tests.support.verification import build_config, verify
+
+SMALL = ("model.num_layers=1", "parallel.cp=2")
+PACKED = ('data.kind="tokens"', 'data.paths=["none.npy"]', "data.end_of_text_id=0", "data.mask_documents=true")
+GPT = ("model.attention_dropout=0.0", *SMALL)
+
+
+def count_positions_from_zero() -> AbstractContextManager[Any]:
+    build = lambda found, batch, device: torch.arange(found.num_own, device=device)  # noqa: E731
+    return patch.object(sequences, "_build_positions", build)
+
+
+def draw_masks_by_own_place() -> AbstractContextManager[Any]:
+    return patch.object(dropout.Dropout, "_list_runs", lambda self, mesh, own: [own])
+
+
+def take_labels_of_another_rank() -> AbstractContextManager[Any]:
+    take = step.take_own
+
+    def take_wrongly(x: Any, order: Any, rank: int) -> Any:
+        is_target = bool((x == step.IGNORE_INDEX).any())
+        return take(x, order, 1 - rank if is_target else rank)
+
+    return patch.object(step, "take_own", take_wrongly)
+
+
+def forget_documents() -> AbstractContextManager[Any]:
+    attend = ContextParallelAttention.forward
+
+    def forward(self: ContextParallelAttention, *args: Any) -> Any:
+        found = self.mesh.sequences
+        self.mesh.sequences = type(found)(found.order, found.rank, AttentionMask())
+        try:
+            return attend(self, *args)
+        finally:
+            self.mesh.sequences = found
+
+    return patch.object(ContextParallelAttention, "forward", forward)
+
+
+def keep_gradients_of_own_keys_only() -> AbstractContextManager[Any]:
+    sum_all = ring._Backward.sum
+
+    def sum_own(self: Any, wish: Any) -> None:
+        sum_all(self, wish)
+        if wish.owner == self.site.axis.rank:
+            self.sums = {wish.owner: self.sums[wish.owner] * 0.5}
+
+    return patch.object(ring._Backward, "sum", sum_own)
+
+
+FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, tuple[str, ...]]] = {
+    "rotary positions": (count_positions_from_zero, "llama-tiny", SMALL),
+    "learned positions": (count_positions_from_zero, "gpt-tiny", GPT),
+    "dropout masks": (draw_masks_by_own_place, "gpt-tiny", GPT),
+    "labels": (take_labels_of_another_rank, "llama-tiny", SMALL),
+    "documents": (forget_documents, "llama-tiny", (*SMALL, *PACKED)),
+    "gradients of keys": (keep_gradients_of_own_keys_only, "llama-tiny", SMALL),
+}
+
+
+def run_wrongly(fault: str, wrapped: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    with FAULTS[fault][0]():
+        return wrapped(**arguments)
+
+
+def run_slipped(slip: Slip, wrapped: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    with slip.make():
+        return wrapped(**arguments)
+
+
+class Wrong:
+    """Ranks on which every call is made by `run` with a mistake."""
+
+    def __init__(self, ranks: Any, run: Callable[..., Any], **mistake: Any) -> None:
+        self._ranks, self._run, self._mistake = ranks, run, mistake
+
+    def call(self, function: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        return self._ranks.call(self._run, wrapped=function, arguments=kwargs, **self._mistake)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_does_not_follow_the_tokens_is_found(ranks, fault):
+    _, source, overrides = FAULTS[fault]
+    report = verify(Wrong(ranks(2), run_wrongly, fault=fault), source, 1, *overrides)
+    assert not all(row.passed for row in report.rows)
+
+
+def list_slips():
+    overrides = (*SMALL, "context.method=all_gather")
+    config = build_config("llama-tiny", 1, *overrides)
+    for index, collective in enumerate(derive_step_collectives(config, derive_run_model(config))):
+        for how in ("drop", "average", "misplace", "repeat"):
+            is_of_totals = collective.dtype == "float64"
+            if how != "misplace" or (collective.kind is Kind.ALL_GATHER and not is_of_totals):
+                yield pytest.param(overrides, Slip(index, how), id=f"{how}-{index}-{collective}".replace(" ", "_"))
+
+
+@pytest.mark.parametrize(("overrides", "slip"), [*list_slips()])
+def test_every_mistake_with_every_collective_is_found(ranks, overrides, slip):
+    report = verify(Wrong(ranks(2), run_slipped, slip=slip), "llama-tiny", 1, *overrides)
+    numbers_hold = all(row.passed for row in report.rows)
+    traces_hold = all(check.passed for check in report.traces)
+    is_repetition = slip.how == "repeat"
+    assert (numbers_hold, traces_hold) == (is_repetition, not is_repetition), report.failures
