@@ -140,10 +140,17 @@ def test_writing_says_what_stands_in_for_a_plan_that_does_not_run(run: Run, tmp_
     assert "which plait train does not run yet; the fastest that it runs is tp = " in err
     assert "has no data yet" in err
     assert load_run_config(str(path)).parallel.tp > 1
-    status, _, err = run(*SMALL, "--write", str(path), "--fix", "cp=2")
+    status, _, err = run(*SMALL, "--write", str(path), "--fix", "sharded=optimizer")
     assert status == 2
-    assert "cp = 2" in err
-    assert "cp is fixed" in err
+    assert "optimizer sharded over dp" in err
+    assert "sharded is fixed" in err
+
+
+def test_a_plan_over_context_ranks_is_written(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    status, _, err = run(*SMALL, "--write", str(path), "--fix", "cp=2", "--fix", "sharded=nothing")
+    assert status == 0, err
+    assert load_run_config(str(path)).parallel.cp == 2
 
 
 def test_a_trace_shows_a_layer_serially_and_overlapped(run: Run, tmp_path: Path) -> None:
