@@ -260,7 +260,9 @@ def test_a_name_too_long_is_no_model(run: Run) -> None:
 
 
 def test_nothing_is_written_if_there_is_no_plan_to_write(run: Run, tmp_path: Path) -> None:
-    status, _, _ = run(*SMALL, "--fix", "cp=2", "--write", f"{tmp_path}/plan.toml", "--trace", f"{tmp_path}/trace.json")
+    status, _, _ = run(
+        *SMALL, "--fix", "sharded=optimizer", "--write", f"{tmp_path}/plan.toml", "--trace", f"{tmp_path}/trace.json"
+    )
     assert status == 2
     assert not list(tmp_path.iterdir())
 
