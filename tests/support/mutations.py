@@ -21,7 +21,6 @@ from plait.parallel.embedding import VocabParallelEmbedding
 from plait.parallel.linear import RowFunction
 from plait.parallel.vocab import VocabShard
 from plait.sharding import Interval, Ownership
-from plait.train import step
 from plait.train.optimizer import AdamW
 
 
@@ -162,8 +161,8 @@ def draw_attention_masks_by_local_head() -> AbstractContextManager[Any]:
 
 
 def forget_the_position_in_the_run() -> AbstractContextManager[Any]:
-    forget = lambda model, first_token: dropout.set_dropout_offset(model, 0)  # noqa: E731
-    return patch.object(step, "set_dropout_offset", forget)
+    say = dropout.TokenOffset.set
+    return patch.object(dropout.TokenOffset, "set", lambda self, first_token: say(self, 0))
 
 
 def miss_the_last_own_row_of_the_vocabulary() -> AbstractContextManager[Any]:

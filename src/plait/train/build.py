@@ -139,6 +139,15 @@ def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
     )
     if not any(param.requires_grad for param in model.parameters()):
         raise ConfigError(f"{run.model.path}: none of its parameters is trained")
+    if run.parallel.dp_shard > 1:
+        if packed := list_parts(model):
+            raise ConfigError(
+                f"{run.model.path}: {next(iter(packed))} is several tensors of the directory in one, which "
+                f"parallel.dp_shard = {run.parallel.dp_shard} would cut across",
+                hint="use parallel.dp_replicate, or train a directory whose linears are apart, as Llama's are",
+            )
+        _round_frozen(model, getattr(torch, run.precision.compute))
+        _apply_fsdp(model, run, mesh)
     return model
 
 
@@ -146,5 +155,5 @@ def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
 def _round_frozen(model: nn.Module, compute: torch.dtype) -> None:
     """What is not trained has no master: it is kept in the dtype of the computation."""
     for param in model.parameters():
-        if not param.requires_grad and param.is_floating_point():
+        if not param.requires_grad and param.is_floating_point() and param.dtype != compute:
             param.data = param.data.to(compute)

@@ -14,7 +14,6 @@ from plait.contract.pipeline.stream import derive_stream_shape
 from plait.contract.training import build_setting
 from plait.models.stage import Stage
 from plait.parallel.apply import Tied, enter_sequences, tie, tied_in
-from plait.parallel.dropout import TokenOffset
 from plait.parallel.pipeline.schedule import TorchSchedule, build_schedule, explain_failure
 from plait.parallel.pipeline.stage import RunningStage, Stream
 from plait.train.corpus.windows import MicroBatch
@@ -36,14 +35,14 @@ class PipelineTrainer(Trainer):
 
     stages: Sequence[RunningStage] = ()
     schedule: TorchSchedule = field(init=False)
-    offset: TokenOffset = field(init=False)
     batches: Sequence[MicroBatch] = ()
     """Those of the step under way."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         assert isinstance(self.run, RunConfig)
         run, parts = self.run, select_run_parts(self.run, self.mesh.pp.rank)
-        pipeline, stream, self.offset = build_pipeline(run), build_stream(run, self.mesh), TokenOffset(self.model)
+        pipeline, stream = build_pipeline(run), build_stream(run, self.mesh)
         self.stages = [
             RunningStage(
                 Stage(self.model, part),  # type: ignore[arg-type]

@@ -15,10 +15,10 @@ from plait.errors import PlaitError
 from plait.hf.stored import Stored
 from plait.parallel.apply import enter_sequences
 from plait.parallel.context.tokens import take_own
-from plait.parallel.dropout import set_dropout_offset
+from plait.parallel.dropout import TokenOffset
 from plait.parallel.grad_norm import clip_grad_norm_
 from plait.parallel.loss import vocab_parallel_cross_entropy
-from plait.parallel.precision.model import update_amax_history
+from plait.parallel.precision.model import HistoryUpdate
 from plait.sharding import build_split
 from plait.train.corpus.windows import IGNORE_INDEX, MicroBatch
 from plait.train.optimizer import AdamW, Gradients
@@ -65,6 +65,12 @@ class Trainer:
     """By FQN, under which names, and as which parts, checkpoints hold a parameter, where that is not as it is."""
     hf_config: Mapping[str, Any] | None = None
     """The `config.json` of the directory that is trained further, as it was at the start."""
+    offset: TokenOffset = field(init=False)
+    histories: HistoryUpdate = field(init=False)
+    """What reads where in the run tokens are, and what is updated after a step: found once."""
+
+    def __post_init__(self) -> None:
+        self.offset, self.histories = TokenOffset(self.model), HistoryUpdate(self.model)
 
     def step(self, micro_batches: Iterable[MicroBatch], learning_rate: float, *, stop: bool = False) -> StepResult:
         """Do one step.
@@ -76,7 +82,8 @@ class Trainer:
         Raises:
             PlaitError: on every rank, if loss or gradient are not finite; the parameters are as they were.
         """
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         self.gradients.zero()
         totals = torch.zeros(3, dtype=torch.float64, device=self.mesh.device)
         totals[:2] = self._compute_gradients(micro_batches)
@@ -90,7 +97,7 @@ class Trainer:
         result = StepResult(loss_sum / max(1.0, num_targets), norm, stops > 0)
         _check_finite(result)
         self.optimizer.step(learning_rate)
-        update_amax_history(self.model)
+        self.histories.run()
         return result
 
     def _compute_gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
@@ -100,7 +107,7 @@ class Trainer:
         for index, batch in enumerate(batches):
             self.gradients.expect(is_last=index + 1 == len(batches))
             tokens, targets = self._enter(batch)
-            set_dropout_offset(self.model, batch.first_token)
+            self.offset.set(batch.first_token)
             logits = self.compute_logits(self.model, tokens)
             loss = self._compute_loss(logits, targets)
             loss.backward()

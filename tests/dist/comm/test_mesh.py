@@ -204,7 +204,7 @@ def test_a_device_mesh_with_other_axes_is_refused(ranks, names):
 
 
 def test_a_device_mesh_whose_data_axes_are_in_another_order_is_refused(ranks):
-    with pytest.raises(ShardingError, match=r"along which dp_shard_cp has the ranks \(0, 2, 1, 3\), which do not ascend"):
+    with pytest.raises(ShardingError, match=r"along which dp_cp has the ranks \(0, 2, 1, 3\), which do not ascend"):
         ranks(4).call(look_at_device_mesh, names=("cp", "dp_shard", "tp"), shape=(2, 2, 1))
 
 

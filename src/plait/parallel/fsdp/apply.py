@@ -33,7 +33,7 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, *, compute: torch.dtype, reshard_af
     made: dict[nn.Parameter, nn.Parameter] = {}
     units = [*list_blocks(model), model]
     device_mesh = mesh.device_mesh(("dp_shard_cp",))
-    masters = next(model.parameters()).dtype
+    masters = next(param.dtype for param in model.parameters() if param.requires_grad)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=masters, cast_forward_inputs=False)
     for unit in units:
         _materialize(unit, mesh.device, made)

@@ -207,14 +207,26 @@ def update_amax_history(model: nn.Module) -> None:
     One all_reduce over tp and one over dp and cp, of float32 `[N]`, the largest magnitudes of N tensors; nothing where
     no scale looks back. Every rank has to call it.
     """
-    for precision in find_precisions(model):
-        histories = precision.histories
-        if histories is None:
-            continue
-        amaxes = histories.noted.clone()
-        for axis in (precision.mesh.tp, precision.mesh.dp_cp):
-            amaxes = collectives.all_reduce(amaxes, axis, op="max", label="amax_history")
-        histories.update(amaxes)
+    HistoryUpdate(model).run()
+
+
+class HistoryUpdate:
+    """What `update_amax_history` does for one model, whose histories it finds once."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kept = [
+            (each.histories, (each.mesh.tp, each.mesh.dp_cp))
+            for each in find_precisions(model)
+            if each.histories is not None
+        ]
+
+    def run(self) -> None:
+        """After every step of the optimizer, on every rank."""
+        for histories, axes in self._kept:
+            amaxes = histories.noted.clone()
+            for axis in axes:
+                amaxes = collectives.all_reduce(amaxes, axis, op="max", label="amax_history")
+            histories.update(amaxes)
 
 
 def _build_linear(
