@@ -96,6 +96,7 @@ def build_benchmarks_page() -> str:
             *_list_precision(),
             *_list_hf(),
             *overhead,
+            *_list_pipeline(),
             *_list_seed_case(),
         ]
     )
@@ -250,6 +251,34 @@ def _list_quantizing() -> Iterator[str]:
             rows.append(f"| {act} | {1e9 * time_s['median']:.2f} | {time_s['median'] / copy_s:.1f} |")
         yield "\n".join(rows) + "\n"
     yield f"Medians of {record['rounds']} rounds, {_describe(record['machine'])}.\n"
+
+
+def _list_pipeline() -> Iterator[str]:
+    record = _load("pipeline_bubble")
+    yield (
+        "## The bubble of a pipeline\n\n`benchmarks/pipeline_bubble.py`: processes that send each other real tensors "
+        "by torch's schedules, through plait's stages, with sleeps in the place of what they compute "
+        f"({record['forward_s'] * 1e3:.0f} ms forward and {record['backward_s'] * 1e3:.0f} ms backward of a rank for a "
+        "micro-batch, half of backward for the gradients of weights). The bubble is the share of a step in which ranks "
+        "are not at work, the mean of all ranks; planned is that of the same order of work on a clock on which messages"
+        " and the host take no time, as `plait explain` and the planner have it.\n"
+    )
+    rows = [
+        "| schedule | stages a rank | ranks | micro-batches | bubble | range | planned |",
+        "|---|--:|--:|--:|--:|---|--:|",
+    ]
+    for found in record["results"].values():
+        least, most = found["bubble_range"]
+        rows.append(
+            f"| {found['schedule']} | {found['stages_per_rank']} | {found['pp']} | {found['num_micro_batches']} | "
+            f"{found['bubble']:.1%} | {least:.1%} to {most:.1%} | {found['planned_bubble']:.1%} |"
+        )
+    machine = record["machine"]
+    yield "\n".join(rows) + "\n"
+    yield (
+        f"Medians and range of {record['rounds']} steps, {_describe(machine)}; other work on the machine at the start: "
+        f"a load of {machine['load_average']:.1f}.\n"
+    )
 
 
 def _list_hf() -> Iterator[str]:

@@ -79,6 +79,20 @@ def _build_group(groups: Partition, members: tuple[int, ...]) -> dist.ProcessGro
     return built[groups]
 
 
+def build_message_group(axis: Axis) -> dist.ProcessGroup | None:
+    """The process group of an axis, for messages that others wait for; every rank of the axis has to call it.
+
+    A message over gloo has the timeout that its group was started with, which for the world is that of starting up.
+    """
+    world = dist.group.WORLD
+    if axis.group is None or world is None or axis.group is not world:
+        return axis.group
+    built = _groups.setdefault(world, {})
+    if (axis.ranks,) not in built:
+        built[axis.ranks,] = dist.new_group(list(axis.ranks), timeout=timeout_of(world), group_desc="plait messages")
+    return built[axis.ranks,]
+
+
 def build_lone_group(rank: int) -> dist.ProcessGroup:
     """The process group of one rank, for what wants a group of every axis; only that rank calls it."""
     world = dist.group.WORLD

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from plait.config.axis.pipeline import PipelineConfig
 from plait.config.data import DataConfig
 from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.model import GptConfig, LlamaConfig
@@ -30,7 +29,6 @@ def list_context_conflicts(
     model: LlamaConfig | GptConfig | CheckpointModel,
     parallel: ParallelConfig,
     context: ContextConfig,
-    pipeline: PipelineConfig,
     train: TrainConfig,
     quantization: QuantizationConfig,
 ) -> Iterator[Problem]:
@@ -55,9 +53,6 @@ def list_context_conflicts(
             f"deals query heads to {cp} context-parallel ranks, but a tp rank has only {fewest} of {model.num_heads}",
             f"use ring or all_gather, which cut no heads, or parallel.cp of at most {fewest}",
         )
-    if pipeline.schedule == "zero_bubble" and parallel.pp > 1:
-        text = "the backward of attention over context-parallel ranks is not split, as zero_bubble would have it"
-        yield Problem("pipeline.schedule", f"{text} (parallel.cp = {cp})", "use interleaved or 1f1b")
     if quantization.resolved is not None:
         text = f"scales would be those of other tokens than on one rank (parallel.cp = {cp}), so its results, too"
         yield Problem("quantization.recipe", text, "leave one of them out")

@@ -60,8 +60,8 @@ class StageContract:
         recompute = self.model.setting.recompute
         backward = [step for block in reversed(self.blocks) for step in list_backward(block, recompute)]
         both, nothing = tuple(list_collectives(backward)), ()
-        inputs = (move for op in reversed(self.ops) for move in list_moves(op.backward) if _is_for_input(move))
-        weights = (move for op in self.ops for move in list_moves(op.backward) if _is_for_weight(move))
+        inputs = (move for op in reversed(self.ops) for move in list_moves(op.backward) if _is_for_input(op, move))
+        weights = (move for op in self.ops for move in list_moves(op.backward) if _is_for_weight(op, move))
         return {
             Work.FORWARD: tuple(each for op in self.ops for each in list_collectives(op.forward)),
             Work.BACKWARD: both,
@@ -71,14 +71,14 @@ class StageContract:
         }
 
 
-def _is_for_weight(move: Move) -> bool:
+def _is_for_weight(op: Op, move: Move) -> bool:
     """A gathered input or gradient that a weight's gradient is made of, or a sum of such gradients."""
-    return move.tensor != "dx"
+    return bool(op.parameters) and move.tensor != "dx"
 
 
-def _is_for_input(move: Move) -> bool:
-    """A gathered gradient that is multiplied by a weight, or the sum of what comes of it."""
-    return move.tensor in ("dx", "dy")
+def _is_for_input(op: Op, move: Move) -> bool:
+    """A gathered gradient that is multiplied by a weight, or the sum of what comes of it; all where there is none."""
+    return not op.parameters or move.tensor in ("dx", "dy")
 
 
 def count_parameters(contract: ModelContract, parts: Iterable[StagePart]) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from plait.comm import trace
-from plait.comm.mesh import Mesh
+from plait.comm.mesh import Mesh, build_message_group
 from plait.contract.pipeline.transfer import Transfer
 from plait.dtype import DType
 from plait.parallel.region.half import Half, compute_half
@@ -76,7 +76,7 @@ class RunningStage(PipelineStage):
             mesh.device,
             input_args=tokens if part.is_first else like.clone().requires_grad_(),
             output_args=like.clone().requires_grad_(),
-            group=mesh.pp.group,
+            group=build_message_group(mesh.pp),
         )
         self.module = module
         self.mesh = mesh
