@@ -46,9 +46,9 @@ Tensors = Mapping[str, Owned]
 """By name in the checkpoint."""
 
 
-def build_owned(ownership: Ownership, tensor: Tensor, tp_rank: int = 0, *, is_first_replica: bool = True) -> Owned:
+def build_owned(ownership: Ownership, tensor: Tensor, tp_rank: int = 0, *, is_replica_written: bool = True) -> Owned:
     """The record of a tensor that is cut over tp alone, and held by several tp groups of which one writes it."""
-    is_written = is_first_replica and ownership.is_counted_on(tp_rank)
+    is_written = is_replica_written and ownership.is_counted_on(tp_rank)
     return Owned(ownership.shape, ownership.intervals(tp_rank), tensor, is_written)
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+from zlib import crc32
 
 from torch import Tensor
 
@@ -188,13 +189,14 @@ def list_tensors(trainer: Trainer) -> dict[str, Owned]:
 
 
 def _own(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Owned:
-    """What FSDP has cut, every rank of dp_shard writes; of anything else the first that holds it."""
+    """What FSDP has cut, all ranks of dp_shard write; of ranks that hold the same, one does, not always the first."""
     mesh, record = trainer.mesh, record_of(trainer.model)
     intervals = intervals_of(trainer.model).get(ownership.name)
     is_cut = record is not None and record.sharded_over is not None and intervals is not None
-    is_first = (mesh.dp_replicate if is_cut else mesh.dp_cp).rank == 0
-    is_first = is_first and ownership.name not in repeated_in(trainer.model)
-    owned = build_owned(ownership, tensor, mesh.tp.rank, is_first_replica=is_first)
+    holders = mesh.dp_replicate if is_cut else mesh.dp_cp
+    is_writer = holders.rank == crc32(ownership.name.encode()) % holders.degree
+    is_writer = is_writer and ownership.name not in repeated_in(trainer.model)
+    owned = build_owned(ownership, tensor, mesh.tp.rank, is_replica_written=is_writer)
     return owned if intervals is None else replace(owned, intervals=intervals)
 
 

@@ -31,7 +31,7 @@ def _build_tensors(mesh: Mesh, size: int = 11) -> Tensors:
     tensors = {cut: values, whole: torch.arange(float(size))}
     is_first = mesh.dp_cp.rank == 0
     return {
-        each.name: build_owned(each, tensor, mesh.tp.rank, is_first_replica=is_first) for each, tensor in tensors.items()
+        each.name: build_owned(each, tensor, mesh.tp.rank, is_replica_written=is_first) for each, tensor in tensors.items()
     }
 
 

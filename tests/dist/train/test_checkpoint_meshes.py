@@ -31,13 +31,18 @@ MESHES: dict[str, dict[str, Any]] = {
     "dp2-tp2": {"dp_replicate": 2, "tp": 2},
     "pp2-tp2": {"pp": 2, "tp": 2},
     "pp2-dp2": {"pp": 2, "dp_replicate": 2},
+    "fsdp3": {"dp_shard": 3},
+    "fsdp2-tp2": {"dp_shard": 2, "tp": 2},
+    "hsdp": {"dp_replicate": 2, "dp_shard": 2},
+    "cp2-tp2": {"cp": 2, "tp": 2},
+    "fsdp2-cp2": {"dp_shard": 2, "cp": 2},
 }
 
 
 def _build_run(folder: Path, model: ModelConfig, name: str, parallel: dict[str, Any], steps: int) -> RunConfig:
-    """Of twelve sequences a step, in two micro-batches, of which a pipeline of two stages is made."""
+    """Of twelve sequences a step, in micro-batches of three, of which a pipeline has as many as stages or more."""
     dp = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
-    batch = {"micro_batch_size": 6 // dp, "gradient_accumulation": 2}
+    batch = {"micro_batch_size": 3, "gradient_accumulation": 4 // dp} if dp in (1, 2, 4) else {"micro_batch_size": 12 // dp}
     return build_run(folder, model=model, name=name, parallel=parallel, steps=steps, **batch)
 
 
@@ -82,10 +87,10 @@ def test_any_mesh_goes_on_as_one_rank_does_and_loses_no_bit(
 
 
 def test_a_way_over_many_meshes_ends_where_it_began(ranks: Ranks, tmp_path: Path) -> None:
-    """tp 2 -> 3 -> pp 2 x tp 2 -> dp 2 x tp 2 -> 1, each from what the one before saved, bit for bit."""
+    """tp 2 -> 3 -> pp 2 x tp 2 -> dp_shard 2 x tp 2 -> 1, each from what the one before saved, bit for bit."""
     start = _build_run(tmp_path, GPT, "start", {"tp": 2}, steps=1)
     first = saved = ranks(2).call(_train, run=start)[0]
-    for mesh in ("tp3", "pp2-tp2", "dp2-tp2"):
+    for mesh in ("tp3", "pp2-tp2", "fsdp2-tp2"):
         run = _build_run(tmp_path, GPT, mesh, MESHES[mesh], steps=1)
         saved = ranks(run.parallel.mesh_shape.world_size).call(_save_again_and_go_on, run=run, checkpoint=saved)[0]
     saved = _save_again_and_go_on(_build_run(tmp_path, GPT, "end", {}, steps=1), saved)

@@ -136,6 +136,16 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_kill_in_a_save_that_goes_on_meanwhile_loses_that_save_alone(folder, capsys, undisturbed, rank):
+    """Of a thread; it may still be that of step 2, or of step 4 already."""
+    plan_fault(folder / "runs", "save", "die", rank=rank, at_step=3)
+    ended = train(folder, capsys, "train.max_restarts=1", "train.async_checkpoint=true")
+    assert ended.status == 0, ended.err
+    assert ended.losses == undisturbed
+    assert ended.err.startswith(f"error: rank {rank} (tp={rank}) died: killed by SIGKILL\n")
+
+
 def test_without_restarts_one_error_says_what_happened_and_what_is_lost(folder, capsys):
     plan_fault(folder / "runs", "save", "die", rank=0, at_step=3)
     ended = train(folder, capsys)

@@ -8,6 +8,7 @@ import pytest
 
 from plait.cli.explain.show import Heading, Table, print_all
 from plait.cli.main import main
+from plait.units import format_bytes
 
 Explain = Callable[..., str]
 
@@ -186,6 +187,13 @@ class TestModel:
     def test_a_step_of_more_than_a_micro_batch_says_so(self, explain: Explain, overrides: list[str], note: str) -> None:
         assert explain("llama-tiny", "--tp", "2", *overrides).splitlines()[-1] == note
         assert "a step has" not in explain("llama-tiny", "--tp", "2")
+
+    def test_the_copy_that_a_save_makes_is_told(self, explain: Explain) -> None:
+        text = explain("llama-tiny", "--tp", "2", "train.async_checkpoint=true")
+        record = json.loads(explain("llama-tiny", "--tp", "2", "--json"))
+        num_parameters = record["modes"][0]["ranks"][0]["step"]["num_parameters"]
+        assert f"a save copies {format_bytes(12 * num_parameters)} of a rank to memory of the CPU" in text
+        assert "a save copies" not in explain("llama-tiny", "--tp", "2")
 
     def test_the_rank_with_most_heads_is_shown(self, explain: Explain) -> None:
         """Two KV groups over three ranks: two share the heads of the first, the third has all of the second."""

@@ -25,6 +25,9 @@ _MEANINGS = {
     "S": "positions",
 }
 
+_SAVED_BYTES = 12
+"""Of each parameter in a checkpoint: the float32 master and both moments."""
+
 
 def name_mode(run: RunConfig) -> str:
     """What the run does with the tokens between the parallel regions."""
@@ -112,6 +115,14 @@ def list_step_notes(run: RunConfig) -> Iterator[str]:
     if repeats * dp > 1:
         where = f" on each of {dp} dp ranks" if dp > 1 else ""
         yield f"a step has {repeats} micro-batch{'es' if repeats > 1 else ''}{where}: {run.tokens_per_step} tokens"
+
+
+def list_checkpoint_notes(run: RunConfig, num_parameters: int) -> Iterator[str]:
+    """What a save that goes on while training does takes of the memory of the host, where there is one."""
+    if run.train.async_checkpoint:
+        shards = run.parallel.dp_shard * run.parallel.cp if run.parallel.dp_shard > 1 else 1
+        copied = format_bytes(_SAVED_BYTES * num_parameters / shards)
+        yield f"train.async_checkpoint: a save copies {copied} of a rank to memory of the CPU, which stays taken"
 
 
 def _format_parameters(number: int, run: RunConfig) -> str:
