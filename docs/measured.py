@@ -97,6 +97,7 @@ def build_benchmarks_page() -> str:
             *_list_hf(),
             *overhead,
             *_list_pipeline(),
+            *_list_recompute(),
             *_list_seed_case(),
         ]
     )
@@ -309,6 +310,33 @@ def _list_hf() -> Iterator[str]:
 def _compare(what: str, found: Record, key: str, form: str, scale: float = 1.0) -> str:
     ours, theirs = found["plait"][key], found["transformers"][key]
     return f"| {what} | {form.format(scale * ours)} | {form.format(scale * theirs)} | {theirs / ours:.2f} |"
+
+
+def _list_recompute() -> Iterator[str]:
+    record = _load("recompute")
+    size = record["model"]
+    yield (
+        "## Computing blocks again\n\n`benchmarks/recompute.py`: one micro-batch forward and backward of "
+        f"{size['layers']} blocks of width {size['width']}, {size['batch']} x {size['seq_len']} tokens, float32, "
+        f"{record['tp']} ranks on one host. Kept is what a block holds between forward and backward, at most is what "
+        "tensors take beside parameters and gradients; planned is what `plait plan` counts.\n"
+    )
+    for name, modes in record["results"].items():
+        rows = [
+            f"| {name} | a block keeps | planned | at most | planned | FLOPs of a block | step |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        plain = modes["none"]
+        for mode, found in modes.items():
+            cells = [f"{1e-6 * found[key][of]:.2f} MB" for key in ("block_bytes", "peak_bytes") for of in _BOTH]
+            flops, time_s = found["block_flops"] / plain["block_flops"], found["step_s"]["median"]
+            ratio = time_s / plain["step_s"]["median"]
+            rows.append(f"| {mode} | {' | '.join(cells)} | x {flops:.2f} | {time_s:.2f} s, x {ratio:.2f} |")
+        yield "\n".join(rows) + "\n"
+    yield f"Medians of {record['rounds']} rounds, {_describe(record['machine'])}.\n"
+
+
+_BOTH = ("measured", "planned")
 
 
 def _list_seed_case() -> Iterator[str]:

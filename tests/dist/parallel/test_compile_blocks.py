@@ -34,6 +34,8 @@ from plait.parallel.tokens import shard_tokens
 from tests.support.rank_pool import COMPILING_S
 from plait.sharding import Invariant, KeyValueHeads, MeshShape, Partial, QueryHeads, Replicate, Shard, build_split
 
+pytestmark = pytest.mark.timeout(COMPILING_S)
+
 VOCAB = 33
 SIZES = {"num_layers": 3, "width": 24, "vocab_size": VOCAB, "max_seq_len": 32}
 MODELS: dict[str, ModelConfig] = {
@@ -116,9 +118,9 @@ def run_compiled(
         ("gpt", 2, False, "full"),
     ],
 )
-def test_layers_are_one_graph_that_gives_the_bits_of_eager_mode(ranks, model, tp, sequence_parallel, overlap):
+def test_layers_are_one_graph_that_gives_the_bits_of_eager_mode(compiling_ranks, model, tp, sequence_parallel, overlap):
     """Two numbers of tokens, so two graphs, whatever key, position and name a layer has."""
-    graphs = ranks(tp).call(
+    graphs = compiling_ranks(tp).call(
         run_compiled,
         model=model,
         backend="aot_eager",
@@ -130,7 +132,6 @@ def test_layers_are_one_graph_that_gives_the_bits_of_eager_mode(ranks, model, tp
 
 
 @NEEDS_COMPILER
-@pytest.mark.timeout(COMPILING_S)
 @pytest.mark.parametrize(
     ("model", "sequence_parallel", "overlap"), [("gpt", True, "full"), ("llama-shared-kv", False, "disabled")]
 )
@@ -201,8 +202,8 @@ def run_block(*, sequence_parallel: bool, is_checkpointed: bool) -> None:
 
 @pytest.mark.parametrize("is_checkpointed", [False, True], ids=["", "checkpointed"])
 @pytest.mark.parametrize("sequence_parallel", [True, False], ids=["sp", "ar"])
-def test_a_block_of_a_user_compiles(ranks, sequence_parallel, is_checkpointed):
-    ranks(2).call(run_block, sequence_parallel=sequence_parallel, is_checkpointed=is_checkpointed)
+def test_a_block_of_a_user_compiles(compiling_ranks, sequence_parallel, is_checkpointed):
+    compiling_ranks(2).call(run_block, sequence_parallel=sequence_parallel, is_checkpointed=is_checkpointed)
 
 
 TRANSITIONS = [
@@ -233,8 +234,8 @@ def run_transitions() -> None:
         check_equal(*results)
 
 
-def test_transitions_compile(ranks):
-    ranks(2).call(run_transitions)
+def test_transitions_compile(compiling_ranks):
+    compiling_ranks(2).call(run_transitions)
 
 
 def run_opcheck() -> None:
@@ -247,6 +248,6 @@ def run_opcheck() -> None:
     opcheck(compiled.redistribute, (x, axis.handle, [2, 0, 0, 0], [], [], [2, 3]))
 
 
-def test_operators_are_in_good_order(ranks):
+def test_operators_are_in_good_order(compiling_ranks):
     """torch runs them with and without a compiler and compares shapes, strides and gradients with what they declare."""
-    ranks(2).call(run_opcheck)
+    compiling_ranks(2).call(run_opcheck)
