@@ -29,6 +29,7 @@ from plait.models.registry import build_model
 from plait.parallel.apply import mesh_of, parallelize
 from plait.parallel.block.compile import compile_forward
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
+from plait.parallel.fsdp.apply import apply_fsdp
 from plait.parallel.loss import vocab_parallel_cross_entropy
 from plait.parallel.tokens import shard_tokens
 from tests.support.rank_pool import COMPILING_S
@@ -146,6 +147,37 @@ def test_kernels_that_a_compiler_makes_of_layers_give_what_eager_mode_gives(comp
         sizes=[(1, 11), (1, 11)],
     )
     assert graphs == [1] * 2
+
+
+def run_sharded() -> int:
+    """A step of blocks whose parameters are shared out, compiled and not: the number of graphs."""
+    torch._dynamo.reset()
+    counter, steps = CompileCounterWithBackend("aot_eager"), []
+    for is_compiled in (False, True):
+        mesh = build_mesh(MeshShape(dp_shard=2))
+        torch.manual_seed(0)
+        model = parallelize(build_model(MODELS["gpt"]).double(), mesh, derive_plan(MODELS["gpt"]))
+        seed_dropout(model, 3)
+        for layer in model.layers if is_compiled else ():
+            compile_forward(layer, backend=counter)
+        apply_fsdp(model, mesh, compute=torch.float64, reshard_after_forward=True)
+        for number in range(2):
+            model.zero_grad()
+            set_dropout_offset(model, 22 * number)
+            with record() as trace:
+                tokens = (torch.arange(22).view(2, 11) * 7 + mesh.rank) % VOCAB
+                loss = vocab_parallel_cross_entropy(model(tokens), tokens.flatten(), mesh, vocab_size=VOCAB)
+                loss.backward()
+            tensors = [loss.detach(), *(param.grad.to_local() for param in model.parameters())]
+            steps.append(Step(tensors, trace.collectives))
+    for eager, graph in zip(steps[:2], steps[2:], strict=True):
+        check_equal(graph, eager, 0)
+    return counter.frame_count
+
+
+def test_blocks_whose_parameters_are_shared_out_compile(compiling_ranks):
+    """Parameters are gathered and gradients scattered around the one graph."""
+    assert compiling_ranks(2).call(run_sharded) == [1, 1]
 
 
 class Block(nn.Module):
