@@ -21,6 +21,8 @@ from plait.config.run import RunConfig
 from tests.support.faults import plan_fault, train_badly
 from tests.support.training import read_losses, save_tokens
 
+pytestmark = pytest.mark.timeout(600)
+
 TIMEOUT_S = 8.0
 # How GEMMs are cut is said, as the cost model may choose otherwise after a restart, and rounding with it.
 CONFIG = f"""
