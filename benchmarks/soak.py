@@ -1,4 +1,4 @@
-"""Kill random ranks of a training run at random times, and compare what it ends with with an undisturbed run, bit for bit.
+"""Kill random ranks of a training run at random times, and compare its end with an undisturbed run's, bit for bit.
 
 A small Llama is trained on the source of Python's standard library, with a checkpoint every few steps, by `plait train`
 with `train.max_restarts`. Once in every life of its ranks one of them gets SIGKILL: while they start, in a step or in a
@@ -19,6 +19,7 @@ import sys
 import sysconfig
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,13 @@ def main() -> None:
     """Run both and write the result; exit status 1 if they differ."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which nobody is killed any more")
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of who is killed when")
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"), help="is removed first")
     parser.add_argument("--out", type=Path, help="where to write the result")
     given = parser.parse_args()
-    result = soak(given.folder, given.kills, given.tp, given.seed)
+    result = soak(given.folder, given.kills, given.seconds, given.tp, given.seed)
     text = json.dumps(result, indent=2)
     print(text)
     if given.out is not None:
@@ -86,7 +88,7 @@ def main() -> None:
     sys.exit(0 if result["equal"] else 1)
 
 
-def soak(folder: Path, num_kills: int, tp: int, seed: int) -> dict[str, Any]:
+def soak(folder: Path, num_kills: int, limit_s: float, tp: int, seed: int) -> dict[str, Any]:
     """Train twice, the second time with kills; what happened."""
     shutil.rmtree(folder, ignore_errors=True)
     write_corpus(folder)
@@ -97,18 +99,18 @@ def soak(folder: Path, num_kills: int, tp: int, seed: int) -> dict[str, Any]:
     undisturbed, killed = (Life(folder / name, config, tp) for name in ("undisturbed", "killed"))
     expected = undisturbed.finish()
     started = time.monotonic()
-    found = kill_at_random(killed, num_kills, random.Random(seed))
+    found = kill_at_random(killed, num_kills, limit_s, random.Random(seed))
     elapsed_s = time.monotonic() - started
     is_same_loss = killed.read_metrics() == undisturbed.read_metrics()
     files = compare_files(Path(expected["checkpoint"]), undisturbed.folder, killed.folder)
     log = killed.read_log()
     lost = [int(number) for number in re.findall(r"(\d+) steps? (?:is|are) lost: restart", log)]
     return {
-        "what": "kill -9 of random ranks at random times; the run goes on by itself, beside one that nothing happens to",
+        "what": "kill -9 of random ranks at random times; the run goes on by itself",
         "tp": tp,
         "steps": expected["step"],
         "checkpoint_every": CHECKPOINT_EVERY,
-        "kills": num_kills,
+        "kills": found.total(),
         "kills_in_start_up": found["start-up"],
         "kills_in_training": found["training"],
         "kills_while_agreeing": len(re.findall(r"died: killed by SIGKILL\n +last collective .*\(share\)", log)),
@@ -176,19 +178,21 @@ class Life:
 
     def list_leftovers(self) -> list[str]:
         """Half-written files, and memory with the name of a process that is gone."""
-        named = [
-            path for path in Path("/dev/shm").glob("plait-*") if not Path("/proc", path.name.split("-")[1]).exists()
-        ]
-        return [str(path) for path in [*self.folder.rglob(".writing-*"), *named]]
+        memory = Path("/dev/shm").glob("plait-*")
+        nobodys = [path for path in memory if not Path("/proc", path.name.split("-")[1]).exists()]
+        return [str(path) for path in [*self.folder.rglob(".writing-*"), *nobodys]]
 
 
-def kill_at_random(life: Life, num_kills: int, draw: random.Random) -> Counter[str]:
+def kill_at_random(life: Life, num_kills: int, limit_s: float, draw: random.Random) -> Counter[str]:
     """Kill one rank in each life of the ranks, then let the run end; how many were killed when."""
     found: Counter[str] = Counter()
     before: set[int] = set()
     start_s = 0.0
     life.start()
+    deadline = time.monotonic() + limit_s
     for number in range(num_kills):
+        if time.monotonic() > deadline:
+            break
         file_before = identify_file(life.metrics)
         ranks = wait_for_ranks(life, before)
         begun = time.monotonic()
@@ -204,9 +208,7 @@ def kill_at_random(life: Life, num_kills: int, draw: random.Random) -> Counter[s
         os.kill(draw.choice(ranks), signal.SIGKILL)
         found[when] += 1
         before |= set(ranks)
-        print(
-            f"kill {number + 1} of {num_kills}, {when}, step {count_lines(life.metrics)}", file=sys.stderr, flush=True
-        )
+        print(f"kill {number + 1}, {when}, step {count_lines(life.metrics)}", file=sys.stderr, flush=True)
     life.finish()
     return found
 
@@ -223,6 +225,7 @@ def identify_file(path: Path) -> int:
 
 
 def wait_for_file(life: Life, before: int) -> None:
+    """Wait until the run writes to another metrics file than `before`."""
     wait_until(life, lambda: identify_file(life.metrics) not in (0, before))
 
 
@@ -233,10 +236,12 @@ def wait_for_steps(life: Life, num_steps: int) -> None:
 
 
 def count_lines(path: Path) -> int:
+    """The steps that are in the metrics."""
     return len(path.read_bytes().splitlines()) if path.exists() else 0
 
 
-def wait_until(life: Life, is_so: Any) -> None:
+def wait_until(life: Life, is_so: Callable[[], bool]) -> None:
+    """Look again and again while the run goes on; the end of this program if it does not."""
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         if life.process.poll() is not None or time.monotonic() > deadline:
@@ -247,12 +252,12 @@ def wait_until(life: Life, is_so: Any) -> None:
 
 def compare_files(checkpoint: Path, *folders: Path) -> dict[str, bool]:
     """By name, whether the files of the last checkpoint have the same bytes in all folders."""
-    names = sorted({str(path.relative_to(folder)) for folder in folders for path in (folder / checkpoint).rglob("*")})
-    return {
-        Path(name).name: len({(folder / name).read_bytes() if (folder / name).exists() else b"" for folder in folders})
-        == 1
-        for name in names
-    }
+    names = {path.relative_to(folder) for folder in folders for path in (folder / checkpoint).rglob("*")}
+    found = {}
+    for name in sorted(names):
+        paths = [folder / name for folder in folders]
+        found[name.name] = all(path.exists() for path in paths) and len({path.read_bytes() for path in paths}) == 1
+    return found
 
 
 def write_corpus(folder: Path) -> None:
