@@ -13,7 +13,7 @@ export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test dist gpu check format docs bench ci clean
+.PHONY: help setup demo test dist gpu check format docs bench soak ci clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | column -t -s @ 2>/dev/null \
@@ -56,6 +56,9 @@ format: $(READY)  ## format and sort what `make check` would complain about
 
 docs: $(READY)  ## write docs/reference from the code
 	$(BIN)/python docs/generate.py
+
+soak: $(READY)  ## kill random ranks of a run fifty times and compare its end with an undisturbed run (writes benchmarks/soak.json)
+	$(BIN)/python benchmarks/soak.py --out benchmarks/soak.json
 
 bench: $(READY)  ## measure host overhead on this machine (writes benchmarks/*.json)
 	$(BIN)/python benchmarks/host_overhead.py

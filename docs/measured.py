@@ -98,6 +98,7 @@ def build_benchmarks_page() -> str:
             *overhead,
             *_list_pipeline(),
             *_list_recompute(),
+            *_list_soak(),
             *_list_seed_case(),
         ]
     )
@@ -338,6 +339,29 @@ def _list_recompute() -> Iterator[str]:
 
 
 _BOTH = ("measured", "planned")
+
+
+def _list_soak() -> Iterator[str]:
+    record = _load("soak")
+    files = ", ".join(record["same_files"])
+    yield (
+        f"## Ranks that are killed\n\n`benchmarks/soak.py`: {record['what']}. A small Llama on real text, "
+        f"{record['tp']} ranks, {record['steps']} steps with a checkpoint every {record['checkpoint_every']}, beside the same run "
+        "without kills.\n"
+    )
+    rows = [
+        "| | |",
+        "|---|--:|",
+        f"| kills | {record['kills']} |",
+        f"| of them while the ranks started | {record['kills_in_start_up']} |",
+        f"| restarts, all by themselves | {record['restarts']} |",
+        f"| steps that were done again | {record['steps_repeated']} |",
+        f"| half-written files, named shared memory left | {len(record['left_behind'])} |",
+        f"| final loss | {record['final_loss']:.4f} |",
+        f"| losses and gradient norms of all steps equal bit for bit | {'yes' if record['same_losses'] else 'no'} |",
+        f"| last checkpoint ({files}) equal byte for byte | {'yes' if all(record['same_files'].values()) else 'no'} |",
+    ]
+    yield "\n".join(rows) + f"\n\n{_describe(record['machine'])}.\n"
 
 
 def _list_seed_case() -> Iterator[str]:
