@@ -346,8 +346,8 @@ def _list_soak() -> Iterator[str]:
     files = ", ".join(record["same_files"])
     yield (
         f"## Ranks that are killed\n\n`benchmarks/soak.py`: {record['what']}. A small Llama on real text, "
-        f"{record['tp']} ranks, {record['steps']} steps with a checkpoint every {record['checkpoint_every']}, beside the same run "
-        "without kills.\n"
+        f"{record['tp']} ranks, {record['steps']} steps with a checkpoint every {record['checkpoint_every']}, "
+        "beside the same run without kills.\n"
     )
     rows = [
         "| | |",

@@ -39,10 +39,8 @@ def command(config: str, overrides: Sequence[str]) -> None:
     if launch.kind == "alone":
         summary = _start_local(run)
     else:
-        if launch.attempt:
-            run = permit_resume(run)
-        with init_from_environment(launch, run.train.timeout_s, run.train.start_timeout_s):
-            summary = train_rank(run)
+        with init_from_environment(launch, run.train.timeout_s, run.train.start_timeout_s) as num_before:
+            summary = train_rank(permit_resume(run) if num_before else run)
     if launch.rank == 0:
         click.echo(json.dumps(summary.to_json(), indent=2))
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,6 +19,8 @@ from plait.errors import PlaitError, TransportError, TransportTimeout
 POLL_S = 0.5
 ANSWER_S = 10.0
 """For the store to answer a rank that has failed and wants to say so."""
+
+_ABSENT_HINT = "check that every host started its ranks (under Slurm with srun) and knows the same first host"
 
 _BEAT_BYTES = 8
 
@@ -41,11 +44,30 @@ class Board:
         self._world_size = launch.world_size
         self._holds_store = launch.holds_store
         self._holder = "torchrun's agent holds" if launch.has_agent_store else "rank 0 holds"
-        self._all_attempts = dist.PrefixStore("plait/all", store)
-        self._store = dist.PrefixStore(f"plait/{launch.attempt}", store)
+        self._all_worlds = self._store = dist.PrefixStore("plait", store)
+        self._world, self._num_answered = 0, 0
         self._beats = count(1)
         self._next = (launch.rank + 1) % launch.world_size
         self._seen: tuple[bytes, float] | None = None
+
+    def enter(self, limit_s: float) -> int:
+        """Find the world of this start of the ranks, the same on all of them; how often ranks were started before.
+
+        torchrun keeps the store when it starts ranks again, and each of its agents has a count of its own. So it is the
+        first rank that counts, and the others knock and are answered which world it is.
+
+        Raises:
+            TransportTimeout: the first rank did not come.
+        """
+        if self.rank == 0:
+            self._world = int(self._ask(lambda: self._all_worlds.add("worlds", 1)))
+        else:
+            knock = self._ask(lambda: self._all_worlds.add("knocks", 1))
+            if not _poll(lambda: bool(self._ask(lambda: self._all_worlds.check([f"answer/{knock}"]))), limit_s):
+                raise TransportTimeout(_describe_missing(self.rank, self._world_size, "0", limit_s), hint=_ABSENT_HINT)
+            self._world = int(self._ask(lambda: self._all_worlds.get(f"answer/{knock}")))
+        self._store = dist.PrefixStore(f"{self._world}", self._all_worlds)
+        return self._world - 1
 
     def wait_for_arrival(self, limit_s: float) -> None:
         """Wait for all ranks to come.
@@ -54,12 +76,17 @@ class Board:
             TransportTimeout: naming those that did not.
         """
         self._set("arrived")
-        if not _poll(lambda: not self._missing("arrived"), limit_s):
+        if not _poll(self._have_all_arrived, limit_s):
             missing = ", ".join(map(str, self._missing("arrived")))
-            raise TransportTimeout(
-                f"rank {self.rank}: of {self._world_size} ranks, {missing} did not come within {limit_s:.0f} s",
-                hint="check that every host started its ranks (under Slurm with srun) and knows the same first host",
-            )
+            raise TransportTimeout(_describe_missing(self.rank, self._world_size, missing, limit_s), hint=_ABSENT_HINT)
+
+    def _have_all_arrived(self) -> bool:
+        if self.rank == 0:
+            num_knocks = int(self._ask(lambda: self._all_worlds.add("knocks", 0)))
+            for knock in range(self._num_answered + 1, num_knocks + 1):
+                self._ask(partial(self._all_worlds.set, f"answer/{knock}", str(self._world)))
+            self._num_answered = num_knocks
+        return not self._missing("arrived")
 
     def wait_for_return(self, limit_s: float) -> bool:
         """Wait for all ranks to finish; whether they did, or one has failed.
@@ -113,7 +140,7 @@ class Board:
     def announce(self, combined: PlaitError) -> None:
         """Say that what happened on all ranks is about to be shown, and whether it would happen again."""
         if not isinstance(combined, TransportError):
-            self._ask(lambda: self._all_attempts.set("verdict", pickle.dumps(combined).hex()))
+            self._ask(lambda: self._all_worlds.set("verdict", pickle.dumps(combined).hex()))
         self._ask(lambda: self._store.set("announced", str(combined.exit_status)))
 
     def wait_for_announcement(self, limit_s: float) -> int | None:
@@ -124,9 +151,9 @@ class Board:
 
     def find_verdict(self) -> PlaitError | None:
         """What ranks before these ended with, if these would end with it as well."""
-        if not self._ask(lambda: self._all_attempts.check(["verdict"])):
+        if not self._ask(lambda: self._all_worlds.check(["verdict"])):
             return None
-        error: PlaitError = pickle.loads(bytes.fromhex(self._ask(lambda: self._all_attempts.get("verdict")).decode()))
+        error: PlaitError = pickle.loads(bytes.fromhex(self._ask(lambda: self._all_worlds.get("verdict")).decode()))
         return error
 
     def _missing(self, notice: str) -> list[int]:
@@ -178,6 +205,10 @@ class Board:
         if isinstance(answers[0], RuntimeError):
             raise StoreLost(f"the rendezvous store, which {self._holder}, is gone") from answers[0]
         return answers[0]
+
+
+def _describe_missing(rank: int, world_size: int, missing: str, limit_s: float) -> str:
+    return f"rank {rank}: of {world_size} ranks, {missing} did not come within {limit_s:.0f} s"
 
 
 def _poll(is_so: Callable[[], bool], limit_s: float) -> bool:

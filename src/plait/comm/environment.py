@@ -26,8 +26,6 @@ class Launch:
     """Whether this rank has to hold the rendezvous store; with torchrun its agent may."""
     has_agent_store: bool = False
     """Whether torchrun's agent holds it."""
-    attempt: int = 0
-    """Times that torchrun has restarted the ranks."""
 
 
 def detect_launch(environ: Mapping[str, str]) -> Launch:
@@ -74,7 +72,6 @@ def _read_torchrun(environ: Mapping[str, str]) -> Launch:
         master_port=_integer(environ, "MASTER_PORT"),
         holds_store=environ["RANK"] == "0" and not has_agent_store,
         has_agent_store=has_agent_store,
-        attempt=int(environ.get("TORCHELASTIC_RESTART_COUNT", 0)),
     )
     return _checked(launch, "RANK", "WORLD_SIZE")
 

@@ -38,8 +38,8 @@ imported_script: ContextVar[str | None] = ContextVar("imported_script", default=
 @contextmanager
 def init_from_environment(
     launch: Launch, timeout_s: float = DEFAULT_TIMEOUT_S, start_timeout_s: float = START_TIMEOUT_S
-) -> Iterator[None]:
-    """Be one rank of a world that torchrun or Slurm started, inside the block.
+) -> Iterator[int]:
+    """Be one rank of a world that torchrun or Slurm started, inside the block; how often torchrun did so before.
 
     The process group is up in the block. A rank that leaves it with an error, dies or hangs ends the others: one of
     them raises an error that shows what happened on every rank, the rest exit silently with the same status.
@@ -49,8 +49,8 @@ def init_from_environment(
     """
     from plait.comm.membership import join  # noqa: PLC0415 (the launcher of local ranks needs no torch)
 
-    with join(launch, timeout_s, start_timeout_s):
-        yield
+    with join(launch, timeout_s, start_timeout_s) as num_before:
+        yield num_before
 
 
 class LocalRanks:

@@ -37,8 +37,11 @@ _ANNOUNCE_S = _HEAR_S + GRACE_S
 
 
 @contextmanager
-def join(launch: Launch, timeout_s: float, start_timeout_s: float) -> Iterator[None]:
-    """Join the world with its process group up, and leave it together with the others, or end them."""
+def join(launch: Launch, timeout_s: float, start_timeout_s: float) -> Iterator[int]:
+    """Join the world with its process group up, and leave it together with the others, or end them.
+
+    The block is told how often torchrun has started the ranks before.
+    """
     trace.identify(f"rank {launch.rank}")
     # Slurm may show each task its own device only, which is then the first.
     is_bound = launch.kind == "slurm" and torch.cuda.device_count() == 1
@@ -46,14 +49,15 @@ def join(launch: Launch, timeout_s: float, start_timeout_s: float) -> Iterator[N
     store = _connect(launch, start_timeout_s)
     board = Board(store.clone(), launch, timeout_s)  # type: ignore[attr-defined]
     _check_verdict(board, launch)
+    num_before = board.enter(start_timeout_s)
     watch = _Watch(board, timeout_s, has_agent=launch.has_agent_store)
     try:
         with _raised_on_sigterm():
             board.wait_for_arrival(start_timeout_s)
             watch.start()
-            group_store = dist.PrefixStore(f"plait/{launch.attempt}/group", store)
+            group_store = dist.PrefixStore(f"plait/{num_before}/group", store)
             start_group(group_store, launch.rank, launch.world_size, device, timeout_s)
-            yield
+            yield num_before
             have_all_returned = board.wait_for_return(timeout_s)
     except BaseException as error:
         watch.stop()

@@ -83,8 +83,8 @@ def test_torchrun_does_not_repeat_what_would_happen_again(folder):
     process = start_one_node(folder, "train.learning_rate=1e30", "train.warmup_steps=0", max_restarts=1)
     _, err = process.communicate()
     assert process.returncode != 0
-    assert "error: training diverged: loss nan" in err
-    assert "error: started again, and would end as before: training diverged: loss nan" in err
+    assert "error: training diverged: " in err
+    assert "error: started again, and would end as before: training diverged: " in err
 
 
 @pytest.fixture

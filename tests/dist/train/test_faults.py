@@ -4,6 +4,7 @@ The ranks are those that the command starts itself, and fail where `tests.suppor
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -131,8 +132,7 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
     happened = "died: killed by SIGKILL" if what == "die" else "did not come: rank"
     assert heading.startswith(f"error: rank {rank}")
     assert happened in heading
-    rows = [line.strip().partition(" (")[0] for line in ended.err.splitlines() if line.startswith("  rank")]
-    assert sorted(rows) == ["rank 0", "rank 1"]
+    assert sorted(re.findall(r"^  (rank \d)", ended.err, re.MULTILINE)) == ["rank 0", "rank 1"]
     assert ended.err.count("      last collective ") == 2
     assert "restart 1 of 1" in ended.err
     assert "Traceback" not in ended.err
