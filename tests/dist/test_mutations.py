@@ -18,6 +18,12 @@ SHARED_KV = ("llama-tiny-gqa2", 4, ("model.num_layers=1", "model.qkv_bias=true")
 """Two KV heads on four ranks: two ranks hold each, and sum their gradients."""
 
 
+SHARED_OUT = ("llama-tiny", 1, ("model.num_layers=1", "parallel.dp_shard=2", "parallel.dp_replicate=2"))
+"""Parameters gathered, gradients reduced, the totals and the norm of ranks that have other sequences."""
+COPIED = ("llama-tiny", 2, ("model.num_layers=1", "parallel.dp_replicate=3"))
+"""Three addends have no fixed order: what tp ranks hold alike is copied from the first."""
+
+
 def list_collectives(setup, sequence_parallel):
     source, tp, overrides = setup
     config = build_config(source, tp, *overrides, sequence_parallel=sequence_parallel)
@@ -38,11 +44,11 @@ def list_slips(setup, *, sequence_parallel, only=lambda collective: True):
 def is_visible(collective, how):
     """Whether the mistake is one: a softmax may subtract any number from a row that is the same on all ranks.
 
-    Of the totals of a step the ranks of a tp group have the same, but for a wish to stop.
+    Of the totals of a step the ranks of a tp group have the same, but for a wish to stop, and their sum has no order.
     """
     is_of_totals = collective.dtype == "float64"
     if how == "misplace":
-        return collective.kind is Kind.ALL_GATHER
+        return collective.kind is Kind.ALL_GATHER and not is_of_totals
     if how == "drop" and is_of_totals and collective.op == "max":
         return False
     return not (how == "average" and collective.op == "max")
@@ -54,14 +60,18 @@ SLIPS = [
     *list_slips(GPT, sequence_parallel=True, only=lambda collective: collective.kind is Kind.ALL_REDUCE),
     *list_slips(SHARED_KV, sequence_parallel=True, only=lambda collective: collective.axis == "tp/kv"),
     *list_slips(SHARED_KV, sequence_parallel=False, only=lambda collective: collective.axis == "tp/kv"),
+    *list_slips(SHARED_OUT, sequence_parallel=True),
+    *list_slips(COPIED, sequence_parallel=True, only=lambda collective: collective.shape == (3 * 64,)),
 ]
 
 
 @pytest.mark.parametrize(("setup", "sequence_parallel", "slip"), SLIPS)
 def test_every_mistake_with_every_collective_is_found(ranks, setup, sequence_parallel, slip):
     source, tp, overrides = setup
-    report = verify(MutatedRanks(ranks(tp), slip), source, tp, *overrides, sequence_parallel=sequence_parallel)
-    numbers_hold = all(row.passed for row in report.rows)
+    world_size = build_config(source, tp, *overrides).parallel.mesh_shape.world_size
+    broken = MutatedRanks(ranks(world_size), slip)
+    report = verify(broken, source, tp, *overrides, sequence_parallel=sequence_parallel)
+    numbers_hold = all(row.passed for row in report.rows) and all(check.passed for check in report.exact)
     traces_hold = all(trace.passed for trace in report.traces)
     is_repetition = slip.how == "repeat"
     assert (numbers_hold, traces_hold) == (is_repetition, not is_repetition), report.failures
@@ -69,11 +79,15 @@ def test_every_mistake_with_every_collective_is_found(ranks, setup, sequence_par
 
 
 @pytest.mark.parametrize(
-    ("setup", "sequence_parallel"), [(LLAMA, True), (LLAMA, False), (GPT, True), (SHARED_KV, True), (SHARED_KV, False)]
+    ("setup", "sequence_parallel"),
+    [
+        (LLAMA, True), (LLAMA, False), (GPT, True), (SHARED_KV, True), (SHARED_KV, False), (SHARED_OUT, True),
+        (COPIED, True),
+    ],
 )
 def test_without_a_mistake_the_same_verification_passes(ranks, setup, sequence_parallel):
     source, tp, overrides = setup
-    ranks = MutatedRanks(ranks(tp), "nothing")
+    ranks = MutatedRanks(ranks(build_config(source, tp, *overrides).parallel.mesh_shape.world_size), "nothing")
     report = verify(ranks, source, tp, *overrides, sequence_parallel=sequence_parallel)
     assert report.passed, report.failures
 

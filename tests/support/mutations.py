@@ -75,7 +75,7 @@ class Slip:
 
     @contextmanager
     def _repeat(self) -> Iterator[None]:
-        names = ("all_reduce", "all_gather", "reduce_scatter")
+        names = ("all_reduce", "all_gather", "all_gather_into", "reduce_scatter")
         with patch.multiple(collectives, **{name: self._repeated(getattr(collectives, name)) for name in names}):
             yield
 

@@ -43,3 +43,27 @@ def test_parameters_that_data_parallel_ranks_share_out(ranks, source, dp_replica
     """Rows that do not divide by dp_shard, on every axis that FSDP is used with."""
     overrides = ("train.gradient_accumulation=2",)
     check(ranks, source, *overrides, dp_replicate=dp_replicate, dp_shard=dp_shard, tp=tp)
+
+
+WAYS = {
+    "kept between forward and backward": ("parallel.reshard_after_forward=false", "train.gradient_accumulation=2"),
+    "blocks computed again": ("train.recompute=full",),
+    "attention computed again": ("train.recompute=selective",),
+    "gathered in bfloat16": ("precision.compute=bfloat16", "train.gradient_accumulation=2"),
+    "sums of float32 gradients": ("precision.compute=bfloat16", "precision.reduce=float32"),
+    "overlapped": ("overlap=full", "overlap.transport=ring", "overlap.chunks=2"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_shared_out_parameters_in_every_way_of_running_a_block(ranks, way):
+    """What linears keep of their weights for backward is there again when backward comes to it."""
+    num_layers = 1 if "precision.compute=bfloat16" in way else 2
+    check(ranks, "llama-tiny", "train.seq_len=8", f"model.num_layers={num_layers}", *way, dp_shard=2, tp=2)
+
+
+@pytest.mark.parametrize("recipe", ["fp8_delayedscaling", "mxfp8"])
+def test_gathered_weights_are_quantized_as_whole_ones_are(ranks, recipe):
+    small = ("model.width=128", "model.num_heads=4", "model.mlp_width=192", "train.seq_len=64", "model.vocab_size=256")
+    kept = ("quantization.keep_first=0", "quantization.keep_last=0", "model.num_layers=1")
+    check(ranks, "llama-tiny", *small, *kept, f"quantization={recipe}", dp_shard=2, tp=2)

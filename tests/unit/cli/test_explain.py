@@ -439,3 +439,11 @@ def test_a_context_axis_is_shown_with_its_balance_and_bytes(explain: Explain, or
     assert sum(each["visible"] for each in record["ranks"]) == 8 * 1024 * 1025 // 2
     assert any(each["forward_sent_bytes"] for each in record["ranks"])
     assert f"{order} order: the busiest rank has" in explain("model", "llama-tiny", *overrides)
+
+
+def test_what_is_shared_out_and_what_that_moves_is_said_by_axis(explain: Explain) -> None:
+    out = explain("llama-tiny", "parallel.dp_shard=4", "parallel.dp_replicate=2", "--tp", "2")
+    assert "shared out over dp_shard: between steps a rank keeps 1/4" in out
+    assert "moves over dp_shard: 5 all_gather, 3 reduce_scatter, " in out
+    assert "moves over dp_replicate: 3 all_reduce, " in out
+    assert "shared out" not in explain("llama-tiny", "--tp", "2")

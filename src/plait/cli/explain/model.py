@@ -117,6 +117,7 @@ def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block
         yield tables.build_step_table(tallies, report.busiest)
         yield from tables.list_step_notes(run)
         yield from tables.list_checkpoint_notes(run, tallies[0][1].num_parameters)
+        yield from tables.list_sharding_notes(run, contract)
         if run.parallel.pp > 1:
             yield ""
             yield build_stage_table(report)

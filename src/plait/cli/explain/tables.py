@@ -4,10 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from plait.cli.explain.show import NOTHING, Table, format_owners
 from plait.config.run import RunConfig
+from plait.contract.axis.fsdp import count_moves
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
 from plait.contract.report.precision import derive_intensity
-from plait.contract.report.tally import Tally
+from plait.contract.report.tally import CollectiveTally, Tally, count_collectives
 from plait.contract.report.tile import list_tile_problems, summarize_tile_problems
 from plait.contract.report.training import StepTally
 from plait.contract.step import Gemm, list_gemms
@@ -123,6 +124,21 @@ def list_checkpoint_notes(run: RunConfig, num_parameters: int) -> Iterator[str]:
         shards = run.parallel.dp_shard * run.parallel.cp if run.parallel.dp_shard > 1 else 1
         copied = format_bytes(_SAVED_BYTES * num_parameters / shards)
         yield f"train.async_checkpoint: a save copies {copied} of a rank to memory of the CPU, which stays taken"
+
+
+def list_sharding_notes(run: RunConfig, contract: ModelContract) -> Iterator[str]:
+    """What a rank keeps of parameters that are shared out, and what it moves for them over each axis."""
+    shape = run.parallel.mesh_shape
+    if shape.dp_shard == 1:
+        return
+    degree, over = shape.degree("dp_shard_cp"), "dp_shard and cp" if shape.cp > 1 else "dp_shard"
+    yield f"parameters, gradients and optimizer state are shared out over {over}: between steps a rank keeps 1/{degree}"
+    by_axis: dict[str, CollectiveTally] = {}
+    for collective, times in count_moves(run, contract):
+        tally = count_collectives([collective]) * times
+        by_axis[collective.axis] = by_axis[collective.axis] + tally if collective.axis in by_axis else tally
+    for axis, tally in by_axis.items():
+        yield f"for them a step moves over {axis}: {tally}, {format_bytes(tally.sent_bytes)} sent"
 
 
 def _format_parameters(number: int, run: RunConfig) -> str:
