@@ -107,8 +107,8 @@ def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]], pp_rank: int 
     return table
 
 
-def list_step_notes(run: RunConfig) -> Iterator[str]:
-    """What is computed twice, and what a step is made of, where that is more than one micro-batch."""
+def list_step_notes(run: RunConfig, contract: ModelContract) -> Iterator[str]:
+    """What is computed twice, what a step is made of, and what it moves of parameters that are shared out."""
     if run.train.recompute != "none":
         what = "the core of attention" if run.train.recompute == "selective" else "every block but its last linear"
         yield f"train.recompute = {run.train.recompute}: backward computes {what} again, which is counted"
@@ -116,6 +116,7 @@ def list_step_notes(run: RunConfig) -> Iterator[str]:
     if repeats * dp > 1:
         where = f" on each of {dp} dp ranks" if dp > 1 else ""
         yield f"a step has {repeats} micro-batch{'es' if repeats > 1 else ''}{where}: {run.tokens_per_step} tokens"
+    yield from _list_sharding_notes(run, contract)
 
 
 def list_checkpoint_notes(run: RunConfig, num_parameters: int) -> Iterator[str]:
@@ -126,7 +127,7 @@ def list_checkpoint_notes(run: RunConfig, num_parameters: int) -> Iterator[str]:
         yield f"train.async_checkpoint: a save copies {copied} of a rank to memory of the CPU, which stays taken"
 
 
-def list_sharding_notes(run: RunConfig, contract: ModelContract) -> Iterator[str]:
+def _list_sharding_notes(run: RunConfig, contract: ModelContract) -> Iterator[str]:
     """What a rank keeps of parameters that are shared out, and what it moves for them over each axis."""
     shape = run.parallel.mesh_shape
     if shape.dp_shard == 1:
