@@ -198,7 +198,7 @@ def kill_at_random(life: Life, num_kills: int, limit_s: float, draw: random.Rand
         begun = time.monotonic()
         if start_s and draw.random() < IN_START_UP:
             when = "start-up"
-            time.sleep(draw.uniform(0, start_s))
+            wait_for_file(life, file_before, limit_s=draw.uniform(0, start_s))
         else:
             when = "training"
             wait_for_file(life, file_before)
@@ -224,9 +224,10 @@ def identify_file(path: Path) -> int:
     return path.stat().st_ino if path.exists() else 0
 
 
-def wait_for_file(life: Life, before: int) -> None:
-    """Wait until the run writes to another metrics file than `before`."""
-    wait_until(life, lambda: identify_file(life.metrics) not in (0, before))
+def wait_for_file(life: Life, before: int, limit_s: float = float("inf")) -> None:
+    """Wait until the run writes to another metrics file than `before`, or for so long."""
+    end = time.monotonic() + limit_s
+    wait_until(life, lambda: time.monotonic() > end or identify_file(life.metrics) not in (0, before))
 
 
 def wait_for_steps(life: Life, num_steps: int) -> None:
