@@ -20,7 +20,7 @@ from plait.comm.agree import share, together
 from plait.comm.mesh import Mesh
 from plait.config.run import AnyRun, FineTuneConfig
 from plait.errors import CheckpointError, ConfigError
-from plait.hf.directory.source import take_part
+from plait.hf.directory.source import derive_part_shape, take_own_part
 from plait.parallel.apply import intervals_of, ownership_of, record_of, repeated_in
 from plait.parallel.precision.model import find_precisions
 from plait.quant.history import AmaxHistories
@@ -206,9 +206,10 @@ def _list_parts(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Itera
     if parts is None:
         yield ownership.name, _own(trainer, ownership, tensor)
         return
+    owned = _own(trainer, ownership, tensor)
     for fqn, stored in parts:
-        part = take_part(tensor, stored)
-        yield fqn, _own(trainer, Ownership(fqn, tuple(part.shape)), part)
+        intervals, part = take_own_part(owned.tensor, owned.intervals, stored)
+        yield fqn, replace(owned, shape=derive_part_shape(stored), intervals=intervals, tensor=part)
 
 
 def _find_histories(trainer: Trainer) -> AmaxHistories | None:

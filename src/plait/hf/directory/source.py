@@ -114,6 +114,18 @@ def locate(stored: Stored, intervals: Intervals) -> Intervals:
     return tuple(own)
 
 
+def take_own_part(tensor: Tensor, own: Intervals, stored: Stored) -> tuple[Intervals, Tensor]:
+    """What a rank that holds `own` of a checkpoint's tensor has of a parameter in it: which intervals, and a view."""
+    region = locate(stored, tuple(Interval(0, size) for size in derive_part_shape(stored)))
+    overlap = [held.intersect(wanted) for held, wanted in zip(own, region, strict=True)]
+    part = tensor[tuple(slice(o.start - h.start, o.stop - h.start) for o, h in zip(overlap, own, strict=True))]
+    starts = [max(0, each.start - wanted.start) for each, wanted in zip(overlap, region, strict=True)]
+    intervals = [Interval(start, start + len(each)) for start, each in zip(starts, overlap, strict=True)]
+    if stored.is_transposed and part.dim() > 1:
+        return tuple(reversed(intervals)), part.t()
+    return tuple(intervals), part
+
+
 def take_part(whole: Tensor, stored: Stored) -> Tensor:
     """The part of a checkpoint's tensor that is a parameter, in the orientation of its module; a view."""
     part = whole
