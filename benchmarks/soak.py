@@ -27,6 +27,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from plait.bench.machine import describe_machine
+from plait.checkpoint.names import INDEX, METADATA
 
 VOCAB_SIZE = 512
 CORPUS_BYTES = 1_000_000
@@ -252,13 +253,25 @@ def wait_until(life: Life, is_so: Callable[[], bool]) -> None:
 
 
 def compare_files(checkpoint: Path, *folders: Path) -> dict[str, bool]:
-    """By name, whether the files of the last checkpoint have the same bytes in all folders."""
+    """By name, whether the files of the last checkpoint have the same bytes in all folders; of the index, what it says.
+
+    In the metadata of torch each save has a number drawn at random, so it and its checksum are left out.
+    """
     names = {path.relative_to(folder) for folder in folders for path in (folder / checkpoint).rglob("*")}
     found = {}
     for name in sorted(names):
-        paths = [folder / name for folder in folders]
-        found[name.name] = all(path.exists() for path in paths) and len({path.read_bytes() for path in paths}) == 1
+        if name.name != METADATA:
+            paths = [folder / name for folder in folders]
+            found[name.name] = all(map(Path.exists, paths)) and len({_read_lasting(path) for path in paths}) == 1
     return found
+
+
+def _read_lasting(path: Path) -> bytes:
+    if path.name != INDEX:
+        return path.read_bytes()
+    index = json.loads(path.read_text())
+    lasting = {key: index[key] for key in ("format", "step", "state")}
+    return json.dumps(lasting).encode()
 
 
 def write_corpus(folder: Path) -> None:
