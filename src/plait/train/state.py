@@ -18,7 +18,9 @@ from plait.checkpoint.sharded import check_checkpoint, load_checkpoint
 from plait.checkpoint.weights import derive_fingerprint
 from plait.comm.agree import share, together
 from plait.comm.mesh import Mesh
-from plait.config.run import AnyRun, FineTuneConfig
+from plait.config.run import AnyRun, FineTuneConfig, RunConfig
+from plait.contract.model import derive_recipes
+from plait.contract.quantization import list_histories
 from plait.errors import CheckpointError, ConfigError
 from plait.hf.directory.source import derive_part_shape, take_own_part
 from plait.parallel.apply import intervals_of, ownership_of, record_of, repeated_in
@@ -91,8 +93,8 @@ def build_state(trainer: Trainer, position: Position, identity: Mapping[str, Any
         "identity": dict(identity),
         "config": trainer.run.model_dump(mode="json"),
     }
-    if (histories := _find_histories(trainer)) is not None:
-        state[_HISTORIES] = _describe_histories(trainer, histories)
+    if (histories := _describe_histories(trainer)) is not None:
+        state[_HISTORIES] = histories
     if trainer.hf_config is not None:
         state["hf_config"] = dict(trainer.hf_config)
     return state
@@ -158,8 +160,7 @@ def resume(trainer: Trainer, folder: Path, identity: Mapping[str, Any]) -> Posit
     with together(trainer.mesh):
         index = Index.from_folder(folder)
         position = _read_position(folder, index, identity)
-        now = None if histories is None else _describe_histories(trainer, histories)
-        _check_histories(folder, index.state.get(_HISTORIES), now)
+        _check_histories(folder, index.state.get(_HISTORIES), _describe_histories(trainer))
     load_checkpoint(folder, list_tensors(trainer), trainer.mesh)
     if histories is not None:
         histories.refresh()
@@ -216,12 +217,24 @@ def _find_histories(trainer: Trainer) -> AmaxHistories | None:
     return next((each.histories for each in find_precisions(trainer.model)), None)
 
 
-def _describe_histories(trainer: Trainer, histories: AmaxHistories) -> dict[str, Any]:
-    """What has to be the same in a run that goes on with them."""
+def _describe_histories(trainer: Trainer) -> dict[str, Any] | None:
+    """What has to be the same in a run that goes on with them, of all pipeline stages; None where no scale looks back.
+
+    Every rank says the same, whatever its stages have.
+    """
+    run = trainer.run
+    recipe = run.quantization.resolved
+    if recipe is None or not recipe.is_delayed:
+        return None
+    if isinstance(run, RunConfig):
+        names = list_histories(derive_recipes(run.model, run.quantization))
+    else:
+        histories = _find_histories(trainer)
+        names = [] if histories is None else list(histories.names)
     return {
-        "quantization.recipe": trainer.run.quantization.recipe,
-        "quantization.amax_history": histories.length,
-        "tensors": list(histories.names),
+        "quantization.recipe": run.quantization.recipe,
+        "quantization.amax_history": recipe.amax_history,
+        "tensors": names,
     }
 
 
