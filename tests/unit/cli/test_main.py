@@ -39,14 +39,15 @@ def raise_error(error: BaseException) -> Callable[[], object]:
     return body
 
 
-@pytest.mark.parametrize("error", [ConfigError, ShardingError, TransportTimeout])
-def test_an_error_is_a_message_and_a_hint_on_stderr_and_status_2(
+@pytest.mark.parametrize(("error", "status"), [(ConfigError, 2), (ShardingError, 2), (TransportTimeout, 3)])
+def test_an_error_is_a_message_and_a_hint_on_stderr_and_its_status(
     error: type[PlaitError],
+    status: int,
     command_that: Callable[[Callable[[], object]], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command_that(raise_error(error("8 heads over 9 ranks", hint="use 8")))
-    assert run_main(capsys, "models") == (2, "", "error: 8 heads over 9 ranks\n\nhint: use 8\n")
+    assert run_main(capsys, "models") == (status, "", "error: 8 heads over 9 ranks\n\nhint: use 8\n")
 
 
 def test_a_failed_verification_is_status_1(

@@ -33,11 +33,6 @@ def test_methods_and_orders_are_those_that_exist() -> None:
         ),
         ("llama-tiny", ["parallel.cp=2", "quantization=fp8_currentscaling"], "scales would be those of other tokens"),
         ("llama-tiny", ["parallel.cp=2", "train.compile=true"], "attention that takes its keys block by block"),
-        (
-            "llama-tiny",
-            ["parallel.cp=2", "parallel.pp=2", "pipeline.schedule=zero_bubble", "train.gradient_accumulation=4"],
-            "the backward of attention over context-parallel ranks is not split",
-        ),
         ("llama-tiny", ["parallel.cp=2", "parallel.tp=4", "train.seq_len=6"], "3 tokens of a micro-batch cannot be"),
         ("llama-tiny", list(PACKED), "nothing says which token of the token files ends a document"),
         ("llama-tiny", [*PACKED, "data.end_of_text_id=0", "train.compile=true"], "data.mask_documents = true"),
