@@ -14,6 +14,7 @@ import torch
 
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import build_mesh
+from plait.config.quantization import QuantizationConfig
 from plait.config.run import RunConfig
 from plait.errors import ContractError, PlaitError, TransportError, TransportTimeout
 from plait.sharding import MeshShape
@@ -87,6 +88,22 @@ def test_a_stop_that_the_first_stage_is_asked_for_stops_all(ranks, tmp_path):
     for summary in ranks(2).call(_train, run=run):
         assert (summary.step, summary.was_stopped) == (6, False)
         assert summary.resumed_from is not None
+
+
+def test_histories_of_stages_go_on_over_other_stages(ranks, tmp_path):
+    """Each stage has those of its own linears; a run may go on where they are all on one rank, and the other way."""
+    asked: dict[str, Any] = {"recipe": "fp8_delayedscaling", "keep_first": 1, "keep_last": 0}
+    names = {"staged": {"parallel": {"pp": 2}}, "whole": {}}
+    losses = {}
+    for name, first, second in (("a", "staged", "whole"), ("b", "whole", "staged")):
+        for steps, kind in ((2, first), (4, second)):
+            run = build_run(
+                tmp_path, name=name, gradient_accumulation=2, steps=4, checkpoint_every=2, **names[kind]
+            ).model_copy(update={"quantization": QuantizationConfig(**asked)})
+            summaries = ranks(run.parallel.mesh_shape.world_size).call(_train, run=run, stop_at=steps)
+            assert {summary.step for summary in summaries} == {steps}
+        losses[name] = _numbers(run)
+    assert losses["a"] == pytest.approx(losses["b"], rel=1e-2)
 
 
 def _build_batches(run: RunConfig, step: int) -> list[MicroBatch]:
