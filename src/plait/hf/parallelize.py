@@ -69,6 +69,7 @@ def parallelize(
         return model
     plan = plan_for(model) if plan is None else plan
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
+    _check_whole_sequences(mesh)
     _check_degree(plan, mesh.tp.degree)
     batch = CutBatch(mesh) if sequence_parallel and mesh.tp.degree > 1 else WholeBatch(mesh)
     quantization = read_quantization(quantization)
@@ -82,6 +83,16 @@ def parallelize(
     model.loss_function = CausalLoss(batch)  # type: ignore[assignment]
     Calls(batch).install(model, plan)
     return model
+
+
+def _check_whole_sequences(mesh: Mesh) -> None:
+    """Refuse a context axis: each token would see those of its own rank only."""
+    if mesh.cp.degree > 1:
+        raise ConfigError(
+            "parallelize: attention of a Hugging Face model is not cut over context-parallel ranks, "
+            f"and cp is {mesh.cp.degree}",
+            hint="use tp, or a model of our own",
+        )
 
 
 def _check_degree(plan: ModelPlan, degree: int) -> None:

@@ -68,6 +68,12 @@ def test_in_the_stages_of_a_pipeline(ranks, mesh):
     check(ranks, "gpt-tiny", mesh, "train.gradient_accumulation=4", *GPT, *PACKED)
 
 
+@pytest.mark.parametrize("mesh", [{"dp_shard": 2, "cp": 2}, {"dp_shard": 2, "cp": 2, "tp": 2}], ids=str)
+def test_with_parameters_that_ranks_share_out(ranks, mesh):
+    """Over dp_shard and cp as one axis."""
+    check(ranks, "gpt-tiny", mesh, *GPT, "train.gradient_accumulation=2")
+
+
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_computed_again_in_backward(ranks, recompute):
     overrides = (f"train.recompute={recompute}", "train.gradient_accumulation=2")
