@@ -32,17 +32,18 @@ def measure(config: GptConfig | LlamaConfig, method: str, order: str) -> int:
     plait.enter_sequences(model, SEQ_LEN)
     whole = (torch.arange(BATCH * SEQ_LEN) % config.vocab_size).view(BATCH, SEQ_LEN)
     tokens = plait.take_own_tokens(whole, mesh)
-    held: dict[int, torch.Tensor] = {}
+    held: dict[tuple[int, int], torch.Tensor] = {}
+    """By storage and where in it: the heads that come together in an exchange are kept as parts of one."""
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        held[tensor.untyped_storage().data_ptr()] = tensor
+        held[tensor.untyped_storage().data_ptr(), tensor.storage_offset()] = tensor
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
         logits = model(tokens)
         loss = plait.vocab_parallel_cross_entropy(logits, tokens.flatten(), mesh, vocab_size=config.vocab_size)
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    saved = sum(tensor.nbytes for where, tensor in held.items() if where not in parameters)
+    saved = sum(tensor.nbytes for (where, _), tensor in held.items() if where not in parameters)
     loss.backward()
     return saved
 
