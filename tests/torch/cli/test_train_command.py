@@ -106,11 +106,14 @@ def test_a_vocabulary_larger_than_the_models_is_refused(run: Run, tmp_path: Path
 
 def test_a_truncated_checkpoint_is_one_message_and_status_2(run: Run) -> None:
     run("nano.toml")
-    (file,) = Path("runs/nano/checkpoints/step-00000002").glob("*.safetensors")
+    (file,) = Path("runs/nano/checkpoints/step-00000002").glob("*.distcp")
     file.write_bytes(file.read_bytes()[:100])
     status, out, err = run("nano.toml", "train.steps=3")
     assert (status, out) == (2, "")
-    assert err.endswith("hint: delete the folder to go on from the checkpoint before it\n")
+    assert f"step-00000002: is damaged: {file.name} has 100 bytes of" in err
+    assert err.endswith(
+        'hint: delete the folder, or set train.resume = "last_good", to go on from the checkpoint before it\n'
+    )
 
 
 def test_a_world_that_is_not_the_mesh_is_refused_once_before_any_process_group(run: Run) -> None:

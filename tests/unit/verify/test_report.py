@@ -18,7 +18,7 @@ from plait.verify.table import build_table
 GATHER = Collective(Kind.ALL_GATHER, "tp", 2, (14, 64), "float32")
 BUDGET = ErrorBudget("float32", 256, 36)
 GOOD = Report(
-    subject={"model": "llama-tiny", "tp": 2, "sequence_parallel": True},
+    subject={"model": "llama-tiny", "mesh": "tp=2", "sequence_parallel": True},
     budget=BUDGET,
     errors=(
         TensorError("loss", "loss", 1e-8, 2e-8),

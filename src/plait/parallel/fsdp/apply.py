@@ -26,7 +26,7 @@ def apply_fsdp(model: nn.Module, mesh: Mesh, *, compute: torch.dtype, reshard_af
         backward   the same again with `reshard_after_forward`; reduce_scatter of its gradients; all_reduce over
                    dp_replicate of what that left
 
-    Contract: `contract.axis.fsdp`.
+    What moves is in `contract.axis.fsdp`.
     """
     record = record_of(model)
     assert record is not None, "apply_fsdp takes a model that parallelize has made"

@@ -1,12 +1,15 @@
 """Compares what a rank issued with what was promised: collectives with its contract, messages with its schedules."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from plait.contract.collective import Collective
 from plait.contract.pipeline.transfer import Transfer
 from plait.schedule.context import RingProgram
 from plait.schedule.step import Message, Program, Send, Wait
+
+T = TypeVar("T")
 
 _CONTEXT = 2
 """Collectives shown before the first difference: enough to find the place in the model."""
@@ -73,20 +76,21 @@ def list_promised_messages(programs: Sequence[Program | RingProgram]) -> list[Mo
 
 def find_message_difference(promised: Sequence[Moved], moved: Sequence[Moved]) -> str | None:
     """The first difference between schedules and the messages that moved, in one line, or None."""
-    return _find_first([" ".join(map(str, each)) for each in promised], [" ".join(map(str, each)) for each in moved])
+    return _find_first(promised, moved, lambda each: f"{each[0]} {each[1]}")
 
 
 def find_transfer_difference(promised: Sequence[Transfer], moved: Sequence[Transfer]) -> str | None:
     """The first difference between what stages of a pipeline promised and what they moved, in one line, or None."""
-    return _find_first(list(map(str, promised)), list(map(str, moved)))
+    return _find_first(promised, moved, str)
 
 
-def _find_first(promised: Sequence[str], moved: Sequence[str]) -> str | None:
+def _find_first(promised: Sequence[T], moved: Sequence[T], show: Callable[[T], str]) -> str | None:
     for index in range(max(len(promised), len(moved))):
-        promise = promised[index] if index < len(promised) else "nothing"
-        move = moved[index] if index < len(moved) else "nothing"
+        promise = promised[index] if index < len(promised) else None
+        move = moved[index] if index < len(moved) else None
         if promise != move:
-            return f"message {index} of {len(promised)} promised, {len(moved)} moved: {promise} promised, {move}"
+            first, second = ("nothing" if each is None else show(each) for each in (promise, move))
+            return f"message {index} of {len(promised)} promised, {len(moved)} moved: {first} promised, {second}"
     return None
 
 
