@@ -33,13 +33,20 @@ class ParallelConfig(Section):
     """Pipeline degree: stages that the layers are cut into."""
     sequence_parallel: bool = True
     """Shard the activations between the linears over tokens; otherwise every tp rank holds all of them."""
-    reshard_after_forward: bool = True
-    """With dp_shard, free the gathered parameters of a block between its forward and its backward, and gather again."""
+    reshard_after_forward: bool | None = None
+    """With dp_shard, free the gathered parameters of a block between its forward and its backward, and gather again;
+    unset, as true. With pipeline stages, of which several micro-batches are under way, unset is as false: parameters
+    are gathered once a step, and gradients reduced once."""
 
     @property
     def dp(self) -> int:
         """Data-parallel degree: ranks (groups of tp and cp) that read different sequences."""
         return self.mesh_shape.dp
+
+    @property
+    def frees_blocks(self) -> bool:
+        """Whether a block of which the parameters are shared out has them whole only while it is computed."""
+        return self.pp == 1 if self.reshard_after_forward is None else self.reshard_after_forward
 
     @property
     def mesh_shape(self) -> MeshShape:
@@ -48,7 +55,10 @@ class ParallelConfig(Section):
 
 
 def list_axis_conflicts(parallel: ParallelConfig) -> Iterator[Problem]:
-    """Axes that do not run beside each other so far."""
-    if parallel.pp > 1 and parallel.dp_shard > 1:
-        text = f"sharing parameters out does not run yet with pipeline stages (parallel.pp = {parallel.pp})"
-        yield Problem("parallel.dp_shard", text, "use parallel.dp_replicate with pipeline stages")
+    """Micro-batches of a pipeline go back through blocks that others have entered since."""
+    if parallel.pp > 1 and parallel.reshard_after_forward:
+        text = (
+            f"blocks of pipeline stages (parallel.pp = {parallel.pp}) are gathered once a step: each of the "
+            "micro-batches under way would gather them anew"
+        )
+        yield Problem("parallel.reshard_after_forward", text, "leave it out, or set it to false")

@@ -3,7 +3,12 @@
 from collections.abc import Sequence
 
 from plait.config.run import RunConfig
-from plait.contract.axis.fsdp import derive_shared_collectives
+from plait.contract.axis.fsdp import (
+    count_share,
+    derive_shared_collectives,
+    derive_step_gathers,
+    derive_step_reduces,
+)
 from plait.contract.axis.replicas import derive_replica_copies
 from plait.contract.collective import Collective
 from plait.contract.context.attention import ContextMethod
@@ -72,25 +77,33 @@ def derive_step_collectives(
     `micro_batches` say what it does for each of them, where that differs, as their documents may.
     """
     contracts = micro_batches or (contract,) * run.train.gradient_accumulation
-    if run.parallel.dp_shard == 1:
-        issued = derive_stage_collectives(run, contracts, pp_rank)
-    else:
+    before: tuple[Collective, ...] = ()
+    reduced: tuple[Collective, ...] = ()
+    if run.parallel.dp_shard > 1 and run.parallel.pp == 1:
         issued = derive_shared_collectives(run, contracts)
-    return (*issued, *derive_closing_collectives(run, contract, pp_rank))
+    else:
+        issued = derive_stage_collectives(run, contracts, pp_rank)
+    if run.parallel.dp_shard > 1 and run.parallel.pp > 1:
+        before, reduced = derive_step_gathers(run, contract, pp_rank), derive_step_reduces(run, contract, pp_rank)
+    return (*before, *issued, *_derive_totals(run), *reduced, *_derive_sums(run, contract, pp_rank))
 
 
 def derive_closing_collectives(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> tuple[Collective, ...]:
     """What the rank issues once a step: totals, gradients over dp and cp, the gradient norm, largest magnitudes.
 
-    The first and the last rank of a pipeline also sum the gradient of a table that both have.
+    The first and the last rank of a pipeline also sum the gradient of a table that both have. What dp_shard shares out
+    is not in it: see `contract.axis.fsdp.count_moves`.
     """
+    return (*_derive_totals(run), *_derive_sums(run, contract, pp_rank))
+
+
+def _derive_sums(run: RunConfig, contract: ModelContract, pp_rank: int) -> tuple[Collective, ...]:
     (axis, dp), dtype = _find_sums(run), contract.setting.sum_dtype
     parts = select_run_parts(run, pp_rank)
-    # What is shared out has its gradients reduced in backward, where its units end.
+    # What is shared out has its gradients reduced unit by unit.
     is_left = dp > 1 and run.parallel.dp_shard == 1
     over_dp = (Collective(REDUCE, axis, dp, (count_parameters(contract, parts),), dtype),) if is_left else ()
     return (
-        *_derive_totals(run),
         *over_dp,
         *_derive_tied_sum(run, contract, pp_rank),
         *derive_replica_copies(run, contract, parts),
@@ -114,7 +127,10 @@ def _derive_tied_sum(run: RunConfig, contract: ModelContract, pp_rank: int) -> t
     if not run.model.tied_embeddings or run.parallel.pp == 1 or pp_rank not in (0, run.parallel.pp - 1):
         return ()
     (table,) = contract.entry[0].parameters
-    shape = table.layout.local_shape(contract.setting.rank)
+    rank, mesh = contract.setting.rank, run.parallel.mesh_shape
+    shape = table.layout.local_shape(rank)
+    if mesh.dp_shard > 1:
+        shape = (count_share(table.ownership, rank, mesh.degree("dp_shard_cp")),)
     return (Collective(REDUCE, ENDS, 2, shape, contract.setting.sum_dtype),)
 
 

@@ -1,5 +1,6 @@
 """What a run trains: a model of our own from the start, or the weights of a Hugging Face directory."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from plait.parallel.block.compile import check_compiler
 from plait.parallel.block.recompute import apply_recompute
 from plait.parallel.dropout import seed_dropout
 from plait.parallel.fsdp.apply import apply_fsdp
-from plait.train.optimizer import AdamW, FlatGradients, Gradients, ShardedGradients
+from plait.train.optimizer import AdamW, FlatGradients, Gradients, ShardedGradients, StepGradients
 from plait.train.pipeline import PipelineTrainer, tie_ends
 from plait.train.replicas import ReplicaGradients
 from plait.train.step import Trainer, compute_hf_logits, compute_native_logits
@@ -54,11 +55,7 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     parameters = {name: param for name, param in model.named_parameters() if param.requires_grad}
     _round_frozen(model, compute)
     optimizer = AdamW(parameters, compute, run.train)
-    gradients: Gradients = (
-        ShardedGradients(model, parameters)
-        if isinstance(model, FSDPModule)
-        else FlatGradients(parameters, find_master_dtype(run))
-    )
+    gradients = _build_gradients(run, model, parameters)
     replicas = ReplicaGradients(parameters, model, mesh, find_master_dtype(run))
     if isinstance(run, RunConfig):
         given = (run, mesh, model, gradients, optimizer, compute_native_logits, replicas)
@@ -66,6 +63,14 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     with together(mesh):
         hf_config = load_hf_json(Path(run.model.path) / "config.json")
     return Trainer(run, mesh, model, gradients, optimizer, compute_hf_logits, replicas, list_parts(model), hf_config)
+
+
+def _build_gradients(
+    run: RunConfig | FineTuneConfig, model: nn.Module, parameters: Mapping[str, nn.Parameter]
+) -> Gradients:
+    if not isinstance(model, FSDPModule):
+        return FlatGradients(parameters, find_master_dtype(run))
+    return ShardedGradients(model, parameters) if run.parallel.pp == 1 else StepGradients(model, parameters)
 
 
 def check_model(run: RunConfig | FineTuneConfig) -> None:
@@ -110,7 +115,7 @@ def build_native(run: RunConfig, mesh: Mesh, *, is_sharded: bool = True) -> nn.M
 
 def _apply_fsdp(model: nn.Module, run: RunConfig | FineTuneConfig, mesh: Mesh) -> None:
     compute = getattr(torch, run.precision.compute)
-    apply_fsdp(model, mesh, compute=compute, reshard_after_forward=run.parallel.reshard_after_forward)
+    apply_fsdp(model, mesh, compute=compute, reshard_after_forward=run.parallel.frees_blocks)
 
 
 def _build_subgroups(run: RunConfig, mesh: Mesh) -> None:

@@ -11,6 +11,7 @@ from plait.comm import collectives
 from plait.comm.mesh import Axis
 from plait.config.train import TrainConfig
 from plait.parallel.fsdp.local import local_of
+from plait.parallel.fsdp.step import StepUnits
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -87,6 +88,26 @@ class ShardedGradients:
     def scale(self, factor: float) -> None:
         """Multiply all gradients."""
         torch._foreach_mul_([local_of(param.grad) for param in self._parameters if param.grad is not None], factor)
+
+
+class StepGradients(ShardedGradients):
+    """Gradients that FSDP sums and cuts once a step, after all passes: those of a pipeline's stages."""
+
+    def __init__(self, model: FSDPModule, parameters: Mapping[str, nn.Parameter]) -> None:
+        super().__init__(model, parameters)
+        self._units = StepUnits(model)
+
+    def zero(self) -> None:
+        """Begin a step: gather the parameters of all passes."""
+        super().zero()
+        self._units.gather()
+
+    def expect(self, *, is_last: bool) -> None:
+        """Every pass is alike."""
+
+    def all_reduce(self, axis: Axis) -> None:
+        """Sum over the data-parallel ranks, unit by unit."""
+        self._units.reduce()
 
 
 class AdamW:

@@ -13,7 +13,8 @@ from plait.contract.pipeline.step import build_pipeline, select_run_parts
 from plait.contract.pipeline.stream import derive_stream_shape
 from plait.contract.training import build_setting
 from plait.models.stage import Stage
-from plait.parallel.apply import Tied, enter_sequences, tie, tied_in
+from plait.parallel.apply import Tied, enter_sequences, record_of, tie, tied_in
+from plait.parallel.fsdp.local import count_share, local_of
 from plait.parallel.pipeline.schedule import TorchSchedule, build_schedule, explain_failure
 from plait.parallel.pipeline.stage import RunningStage, Stream
 from plait.train.corpus.windows import MicroBatch
@@ -92,13 +93,21 @@ class PipelineTrainer(Trainer):
         enter_sequences(self.model, self.run.seq_len, batch.documents)
 
     def _sum_repeated_gradients(self) -> None:
-        """That of a table which is embedding here and head there: each of the two has what it is used for."""
-        tied = tied_in(self.model)
+        """That of a table which is embedding here and head there: each of the two has what it is used for.
+
+        One of which FSDP has cut the rows moves as many elements from every rank, as everything does that it has cut.
+        """
+        tied, record = tied_in(self.model), record_of(self.model)
         for name in () if tied is None else tied.names:
             gradient = self.model.get_parameter(name).grad
             assert gradient is not None, name
             assert tied is not None, name
-            gradient.copy_(collectives.all_reduce(gradient, tied.axis, label="tied"))
+            assert record is not None, name
+            own = local_of(gradient)
+            moved = own if record.sharded_over is None else own.new_zeros(count_share(gradient, record.sharded_over))
+            moved.view(-1)[: own.numel()] = own.flatten()
+            total = collectives.all_reduce(moved, tied.axis, label="tied")
+            own.copy_(total.view(-1)[: own.numel()].view(own.shape))
 
     def _run_last(self, stage: nn.Module, x: Tensor, size_BS: tuple[int, int]) -> Tensor:
         return self.compute_logits(_Sized(stage, size_BS), x)

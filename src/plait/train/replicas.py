@@ -13,7 +13,7 @@ from plait.comm.mesh import Axis, Mesh
 from plait.config.run import AnyRun
 from plait.errors import ConfigError, ContractError
 from plait.parallel.apply import ownership_of, record_of, tied_in
-from plait.parallel.fsdp.local import local_of
+from plait.parallel.fsdp.local import count_share, local_of
 from plait.sharding import Ownership
 from plait.train.corpus.windows import MicroBatch
 
@@ -92,7 +92,7 @@ class ReplicaGradients:
         for axis, params in by_axis.items():
             if not params:
                 continue
-            sizes = [_count_share(param, 1 if shared_over is None else shared_over.degree) for param in params]
+            sizes = [count_share(param, shared_over) for param in params]
             flat = torch.zeros(sum(sizes), dtype=dtype, device=mesh.device)
             self._shared.append(_Shared(axis, params, flat, sizes))
 
@@ -123,11 +123,6 @@ class _Shared(NamedTuple):
     params: Sequence[Tensor]
     flat: Tensor
     sizes: Sequence[int]
-
-
-def _count_share(param: Tensor, degree: int) -> int:
-    """Elements of a parameter on the rank that has most of `degree` ranks that share its rows out."""
-    return -(-param.shape[0] // degree) * param.shape[1:].numel()
 
 
 def _find_shared_over(model: nn.Module) -> Axis | None:

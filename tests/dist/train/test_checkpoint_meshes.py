@@ -31,6 +31,7 @@ MESHES: dict[str, dict[str, Any]] = {
     "dp2-tp2": {"dp_replicate": 2, "tp": 2},
     "pp2-tp2": {"pp": 2, "tp": 2},
     "pp2-dp2": {"pp": 2, "dp_replicate": 2},
+    "pp2-fsdp2": {"pp": 2, "dp_shard": 2},
     "fsdp3": {"dp_shard": 3},
     "fsdp2-tp2": {"dp_shard": 2, "tp": 2},
     "hsdp": {"dp_replicate": 2, "dp_shard": 2},
@@ -87,10 +88,10 @@ def test_any_mesh_goes_on_as_one_rank_does_and_loses_no_bit(
 
 
 def test_a_way_over_many_meshes_ends_where_it_began(ranks: Ranks, tmp_path: Path) -> None:
-    """tp 2 -> 3 -> pp 2 x tp 2 -> dp_shard 2 x tp 2 -> 1, each from what the one before saved, bit for bit."""
+    """tp 2 -> 3 -> pp 2 x tp 2 -> pp 2 x dp_shard 2 -> dp_shard 2 x tp 2 -> 1, each from what the one before saved, bit for bit."""
     start = _build_run(tmp_path, GPT, "start", {"tp": 2}, steps=1)
     first = saved = ranks(2).call(_train, run=start)[0]
-    for mesh in ("tp3", "pp2-tp2", "fsdp2-tp2"):
+    for mesh in ("tp3", "pp2-tp2", "pp2-fsdp2", "fsdp2-tp2"):
         run = _build_run(tmp_path, GPT, mesh, MESHES[mesh], steps=1)
         saved = ranks(run.parallel.mesh_shape.world_size).call(_save_again_and_go_on, run=run, checkpoint=saved)[0]
     saved = _save_again_and_go_on(_build_run(tmp_path, GPT, "end", {}, steps=1), saved)

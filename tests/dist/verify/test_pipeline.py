@@ -76,6 +76,34 @@ def test_three_axes(ranks, schedule):
     check(ranks, TIED, *SCHEDULES[schedule], pp=2, dp_replicate=2, tp=2)
 
 
+@pytest.mark.parametrize("source", [TIED, UNTIED])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_stages_that_share_out_their_parameters(ranks, source, schedule):
+    """Gathered once a step, and gradients reduced once, however many passes go on at a time; both halves of backward
+    find the parameters that forward has seen."""
+    check(ranks, source, *schedule, pp=2, dp_shard=2)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_gradients_of_stages_that_are_shared_out_add_up_in_the_format_of_the_masters(ranks, schedule):
+    asked = ("model.num_layers=2", "precision.compute=bfloat16")
+    check(ranks, UNTIED, *SCHEDULES[schedule], *asked, pp=2, dp_shard=2)
+
+
+def test_a_rank_between_the_ends_shares_out_blocks_alone(ranks):
+    check(ranks, TIED, *SCHEDULES["zero_bubble"], pp=4, dp_shard=2)
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [{"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "dp_shard": 2}],
+    ids=["tp", "cp", "hsdp"],
+)
+def test_stages_that_share_out_their_parameters_on_three_axes(ranks, degrees):
+    asked = ("model.attention_dropout=0.0",) if "cp" in degrees else ()
+    check(ranks, TIED, *SCHEDULES["zero_bubble_2"], *asked, pp=2, **degrees)
+
+
 def test_a_stage_may_be_the_embedding_alone(ranks):
     """Six blocks over eight stages, as Llama 3 has its ends on stages of their own."""
     check(

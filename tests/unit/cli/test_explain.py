@@ -445,5 +445,8 @@ def test_what_is_shared_out_and_what_that_moves_is_said_by_axis(explain: Explain
     out = explain("llama-tiny", "parallel.dp_shard=4", "parallel.dp_replicate=2", "--tp", "2")
     assert "shared out over dp_shard: between steps a rank keeps 1/4" in out
     assert "moves over dp_shard: 5 all_gather, 3 reduce_scatter, " in out
+    staged = explain("llama-tiny", "parallel.dp_shard=2", "parallel.pp=2", "train.gradient_accumulation=4")
+    assert "its stages are gathered once a step, and whole until that is done" in staged
+    assert "moves over dp_shard: 2 all_gather, 2 reduce_scatter, " in staged
     assert "moves over dp_replicate: 3 all_reduce, " in out
     assert "shared out" not in explain("llama-tiny", "--tp", "2")

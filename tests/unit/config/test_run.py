@@ -106,9 +106,12 @@ def test_run_survives_json() -> None:
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
 
 
-def test_pipeline_stages_whose_parameters_are_shared_out_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"parallel\.dp_shard: .* does not run yet with pipeline stages"):
-        RunConfig(model=TINY, parallel=ParallelConfig(pp=2, dp_shard=2), train=TrainConfig(gradient_accumulation=2))
+def test_blocks_of_pipeline_stages_are_not_freed_between_passes() -> None:
+    train = TrainConfig(gradient_accumulation=2)
+    assert not RunConfig(model=TINY, parallel=ParallelConfig(pp=2, dp_shard=2), train=train).parallel.frees_blocks
+    assert ParallelConfig(dp_shard=2).frees_blocks
+    with pytest.raises(ValidationError, match=r"after_forward: .*\(parallel\.pp = 2\) are gathered once a step"):
+        RunConfig(model=TINY, parallel=ParallelConfig(pp=2, dp_shard=2, reshard_after_forward=True), train=train)
 
 
 def test_the_data_parallel_degree_is_that_of_both_axes() -> None:

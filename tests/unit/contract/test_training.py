@@ -87,11 +87,35 @@ def test_what_dp_shard_shares_out_is_gathered_and_reduced_unit_by_unit(reshard: 
 
 
 @pytest.mark.parametrize(
-    "parallel", [{"dp_shard": 4, "tp": 2}, {"dp_shard": 2, "dp_replicate": 4, "reshard_after_forward": False}]
+    ("pp_rank", "end"), [(0, MODEL.vocab_size * MODEL.width), (1, MODEL.width * (MODEL.vocab_size + 1))]
+)
+def test_stages_that_share_out_their_parameters_are_gathered_and_reduced_once_a_step(pp_rank: int, end: int) -> None:
+    """Whatever the number of micro-batches: before the first pass, and after the last."""
+    run = build_run(pp=2, dp_shard=2)
+    collectives = [str(each) for each in derive_step_collectives(run, derive_run_model(run), pp_rank)]
+    block = MODEL.width * (2 * 64 + 2 * 32 + 3 * 96 + 2)
+    assert collectives == [
+        *(f"all_gather [{size}] bfloat16 over dp_shard" for size in (end, block)),
+        "all_gather [2x3] float64 over dp",
+        "all_reduce [3] float64 over pp",
+        *(f"reduce_scatter [{size}] float32 over dp_shard" for size in (block, end)),
+        "all_reduce [1] float32 over dp_shard",
+        "all_reduce [1] float32 over pp",
+    ]
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {"dp_shard": 4, "tp": 2},
+        {"dp_shard": 2, "dp_replicate": 4, "reshard_after_forward": False},
+        {"pp": 2, "dp_shard": 2, "dp_replicate": 2, "tp": 2},
+    ],
 )
 def test_a_step_that_is_shared_out_adds_up(parallel: dict[str, int]) -> None:
     run = build_run(**parallel)
     contract = derive_run_model(run)
-    tally = build_step_tally(run, contract)
-    assert tally.collectives == count_collectives(derive_step_collectives(run, contract))
-    assert build_sent(run, contract).total == pytest.approx(tally.collectives.sent_bytes)
+    for pp_rank in range(run.parallel.pp):
+        tally = build_step_tally(run, contract, pp_rank)
+        assert tally.collectives == count_collectives(derive_step_collectives(run, contract, pp_rank))
+        assert build_sent(run, contract, pp_rank).total == pytest.approx(tally.collectives.sent_bytes)

@@ -115,7 +115,7 @@ def _describe(name: str, modes: Sequence[tuple[RunConfig, ModelContract]], block
         report = build_pipeline_report(run, contract)
         tallies = [(mode, build_step_tally(mode, each, report.busiest)) for mode, each in modes]
         yield tables.build_step_table(tallies, report.busiest)
-        yield from tables.list_step_notes(run, contract)
+        yield from tables.list_step_notes(run, contract, report.busiest)
         yield from tables.list_checkpoint_notes(run, tallies[0][1].num_parameters)
         if run.parallel.pp > 1:
             yield ""

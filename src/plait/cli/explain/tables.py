@@ -107,7 +107,7 @@ def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]], pp_rank: int 
     return table
 
 
-def list_step_notes(run: RunConfig, contract: ModelContract) -> Iterator[str]:
+def list_step_notes(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> Iterator[str]:
     """What is computed twice, what a step is made of, and what it moves of parameters that are shared out."""
     if run.train.recompute != "none":
         what = "the core of attention" if run.train.recompute == "selective" else "every block but its last linear"
@@ -116,7 +116,7 @@ def list_step_notes(run: RunConfig, contract: ModelContract) -> Iterator[str]:
     if repeats * dp > 1:
         where = f" on each of {dp} dp ranks" if dp > 1 else ""
         yield f"a step has {repeats} micro-batch{'es' if repeats > 1 else ''}{where}: {run.tokens_per_step} tokens"
-    yield from _list_sharding_notes(run, contract)
+    yield from _list_sharding_notes(run, contract, pp_rank)
 
 
 def list_checkpoint_notes(run: RunConfig, num_parameters: int) -> Iterator[str]:
@@ -127,15 +127,17 @@ def list_checkpoint_notes(run: RunConfig, num_parameters: int) -> Iterator[str]:
         yield f"train.async_checkpoint: a save copies {copied} of a rank to memory of the CPU, which stays taken"
 
 
-def _list_sharding_notes(run: RunConfig, contract: ModelContract) -> Iterator[str]:
+def _list_sharding_notes(run: RunConfig, contract: ModelContract, pp_rank: int) -> Iterator[str]:
     """What a rank keeps of parameters that are shared out, and what it moves for them over each axis."""
     shape = run.parallel.mesh_shape
     if shape.dp_shard == 1:
         return
     degree, over = shape.degree("dp_shard_cp"), "dp_shard and cp" if shape.cp > 1 else "dp_shard"
     yield f"parameters, gradients and optimizer state are shared out over {over}: between steps a rank keeps 1/{degree}"
+    if shape.pp > 1:
+        yield "its stages are gathered once a step, and whole until that is done, as are their gradients"
     by_axis: dict[str, CollectiveTally] = {}
-    for collective, times in count_moves(run, contract):
+    for collective, times in count_moves(run, contract, pp_rank):
         tally = count_collectives([collective]) * times
         by_axis[collective.axis] = by_axis[collective.axis] + tally if collective.axis in by_axis else tally
     for axis, tally in by_axis.items():

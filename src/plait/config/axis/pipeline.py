@@ -46,13 +46,6 @@ def list_pipeline_conflicts(
     if isinstance(model, CheckpointModel):
         what = "a Hugging Face model is not cut into stages: only its own code knows what runs between its layers"
         yield Problem("parallel.pp", what, "use parallel.tp or dp_shard for it")
-    if parallel.dp_shard > 1:
-        yield Problem(
-            "parallel.dp_shard",
-            "stages of a pipeline do not share out their parameters yet: with several micro-batches under way every "
-            "block would be gathered anew for each pass",
-            "use parallel.dp_replicate beside parallel.pp, or leave parallel.pp at 1",
-        )
     yield from _list_stage_conflicts(model.num_layers, parallel.pp, pipeline)
     refusal = find_refusal(pipeline.schedule, parallel.pp, train.gradient_accumulation)
     if refusal is not None:

@@ -8,6 +8,7 @@ from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
+from plait.contract.pipeline.step import select_run_parts
 from plait.contract.recompute import list_backward
 from plait.contract.step import REDUCE, list_collectives
 from plait.sharding import Invariant, Ownership, Partial, Shard, derive_transition
@@ -35,19 +36,26 @@ class Units:
 
     Attributes:
         block: any of the blocks: their parameters are alike.
-        root: around them; what it gathers it keeps until backward is through.
+        root: around them, as far as the rank has it; what it gathers it keeps until backward is through.
+        num_blocks: of the rank.
         gathers_again: whether blocks are freed between forward and backward.
     """
 
     block: Unit
     root: Unit
+    num_blocks: int
     gathers_again: bool
 
 
-def derive_units(run: RunConfig, contract: ModelContract) -> Units:
-    """What is gathered and reduced as one, where `dp_shard` is more than one."""
-    block, root = (_derive_unit(run, contract, ops) for ops in (contract.block, (*contract.entry, *contract.exit)))
-    return Units(block, root, run.parallel.reshard_after_forward)
+def derive_units(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> Units:
+    """What is gathered and reduced as one, where `dp_shard` is more than one; of a pipeline on pp rank `pp_rank`."""
+    parts = select_run_parts(run, pp_rank)
+    ends = (
+        *(contract.entry if any(part.is_first for part in parts) else ()),
+        *(contract.exit if any(part.is_last for part in parts) else ()),
+    )
+    block, root = (_derive_unit(run, contract, ops) for ops in (contract.block, ends))
+    return Units(block, root, sum(len(part.layers) for part in parts), run.parallel.frees_blocks)
 
 
 def derive_shared_collectives(run: RunConfig, contracts: Sequence[ModelContract]) -> tuple[Collective, ...]:
@@ -63,13 +71,26 @@ def derive_shared_collectives(run: RunConfig, contracts: Sequence[ModelContract]
     return tuple(issued)
 
 
-def count_moves(run: RunConfig, contract: ModelContract) -> Iterator[tuple[Collective, int]]:
+def derive_step_gathers(run: RunConfig, contract: ModelContract, pp_rank: int) -> tuple[Collective, ...]:
+    """What a rank of a pipeline issues before the first pass of a step: all its units become whole."""
+    units = derive_units(run, contract, pp_rank)
+    return (*units.root.gather, *units.block.gather * units.num_blocks)
+
+
+def derive_step_reduces(run: RunConfig, contract: ModelContract, pp_rank: int) -> tuple[Collective, ...]:
+    """What it issues after the last: the gradients of its units are summed, and shared out."""
+    units = derive_units(run, contract, pp_rank)
+    return (*units.block.reduce * units.num_blocks, *units.root.reduce)
+
+
+def count_moves(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> Iterator[tuple[Collective, int]]:
     """How often each is issued in a step of what moves parameters and their gradients; nothing where all is whole."""
     if run.parallel.dp_shard == 1:
         return
-    units, num_layers, repeats = derive_units(run, contract), run.model.num_layers, run.train.gradient_accumulation
+    units = derive_units(run, contract, pp_rank)
+    number, repeats = units.num_blocks, run.train.gradient_accumulation if run.parallel.pp == 1 else 1
     again = 2 if units.gathers_again else 1
-    for unit, gathers, reduces in ((units.root, repeats, 1), (units.block, again * repeats * num_layers, num_layers)):
+    for unit, gathers, reduces in ((units.root, repeats, 1), (units.block, again * repeats * number, number)):
         yield from ((each, gathers) for each in unit.gather)
         yield from ((each, reduces) for each in unit.reduce)
 
@@ -108,6 +129,8 @@ def _derive_unit(run: RunConfig, contract: ModelContract, ops: Iterable[Op]) -> 
     owned = {parameter.ownership.name: parameter.ownership for op in ops for parameter in op.parameters}
     axis, degree = shape.name("dp_shard_cp"), shape.degree("dp_shard_cp")
     share = sum(count_share(each, setting.rank, degree) for each in owned.values())
+    if not share:
+        return Unit((), ())
     whole, copies = (share * degree,), shape.dp_replicate
     total = Collective(REDUCE, "dp_replicate", copies, (share,), setting.sum_dtype)
     return Unit(

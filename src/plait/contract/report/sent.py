@@ -43,7 +43,7 @@ def build_sent(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> Sen
     histories = _sum_sent(derive_history_collectives(run, pp_rank))
     parts["magnitudes"] += histories
     parts["others"] += _sum_sent(derive_closing_collectives(run, contract, pp_rank)) - histories
-    parts["others"] += sum(each.wire_bytes_per_rank * times for each, times in count_moves(run, contract))
+    parts["others"] += sum(each.wire_bytes_per_rank * times for each, times in count_moves(run, contract, pp_rank))
     return Sent(**parts)
 
 

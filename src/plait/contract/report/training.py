@@ -32,7 +32,7 @@ def build_step_tally(run: RunConfig, contract: ModelContract, pp_rank: int = 0) 
     issued = count_collectives(each for stage in stages for work in works for each in stage.list_collectives(work))
     repeats = run.train.gradient_accumulation
     once = count_collectives(derive_closing_collectives(run, contract, pp_rank))
-    for collective, times in count_moves(run, contract):
+    for collective, times in count_moves(run, contract, pp_rank):
         once += count_collectives([collective]) * times
     return StepTally(
         num_parameters=count_parameters(contract, parts),

@@ -115,6 +115,9 @@ class RunningStage(PipelineStage):
         with compute_half(Half.BOTH if self.is_first else Half.WEIGHTS):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
+    def _post_metadata_inference_cleanup(self) -> None:
+        """Nothing was tried out, as sizes are given; torch would leave parameters of FSDP cut, in the first step."""
+
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """What is to be received before this forward."""
         return self._note(super().get_fwd_recv_ops(fwd_chunk_id), "receive activation", -1, fwd_chunk_id)
