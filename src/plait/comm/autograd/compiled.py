@@ -33,7 +33,7 @@ from plait.sharding import (
 Splits = tuple[Split | None, Split | None]
 """How the dim of the state before is cut, and that of the state behind."""
 
-_UNCUT = (Invariant(), Replicate(), Partial())
+_UNCUT = (Invariant, Replicate, Partial)
 _SHARD = len(_UNCUT)
 """The number of the placement that has a dim."""
 
@@ -108,7 +108,7 @@ def apply_transition(transition: Transition, x: Tensor, axis: Axis, splits: Spli
 
 
 def _encode_placement(placement: Placement) -> tuple[int, int]:
-    return (_SHARD, placement.dim) if isinstance(placement, Shard) else (_UNCUT.index(placement), 0)
+    return (_SHARD, placement.dim) if isinstance(placement, Shard) else (_UNCUT.index(type(placement)), 0)
 
 
 def _encode_split(split: Split | None) -> list[int]:
@@ -123,7 +123,7 @@ def _decode_transition(source: int, source_dim: int, target: int, target_dim: in
 
 
 def _decode_placement(kind: int, dim: int) -> Placement:
-    return Shard(dim) if kind == _SHARD else _UNCUT[kind]
+    return Shard(dim) if kind == _SHARD else _UNCUT[kind]()
 
 
 def _decode_split(edges: Sequence[int]) -> Split | None:
