@@ -98,6 +98,7 @@ def build_benchmarks_page() -> str:
             *overhead,
             *_list_pipeline(),
             *_list_recompute(),
+            *_list_checkpoint(),
             *_list_soak(),
             *_list_seed_case(),
         ]
@@ -167,9 +168,7 @@ def _list_same_host() -> Iterator[str]:
 
 
 def _list_context() -> Iterator[str]:
-    """Attention over context ranks, by sequence length; nothing until it was measured."""
-    if not (BENCHMARKS / "context_parallel.json").exists():
-        return
+    """Attention over context ranks, by sequence length."""
     record = _load("context_parallel")
     yield (
         "## Attention over context ranks\n\n`benchmarks/context_parallel.py` (root): one causal attention, forward and "
@@ -339,6 +338,26 @@ def _list_recompute() -> Iterator[str]:
 
 
 _BOTH = ("measured", "planned")
+
+
+def _list_checkpoint() -> Iterator[str]:
+    record = _load("checkpoint")
+    model, result, ranks = record["model"], record["results"], record["model"]["tp"]
+    step_s = result["modes"]["none"]["step_s"]
+    yield (
+        f"## Checkpoints\n\n`benchmarks/checkpoint.py`: parameters and both moments of {model['layers']} blocks of "
+        f"width {model['width']}, {result['checkpoint_bytes'] / 1e6:.0f} MB from {ranks} ranks to one disk. Stall "
+        f"is by how much longer {record['steps']} steps, of {step_s:.2f} s each, take with a save in them, until all "
+        "of it is on disk; call is how long the first of them waits for it. torch is `dcp.save` and `dcp.async_save` of the "
+        f"same bytes, without sums of the files. Medians of {record['rounds']} interleaved rounds, "
+        f"{_describe(record['machine'])}.\n"
+    )
+    rows = ["| | stall | call | saved after | loaded in |", "|---|--:|--:|--:|--:|"]
+    for mode in ("plait", "torch", "plait_async", "torch_async"):
+        entry = result["modes"][mode]
+        cells = (f"{entry[key]:.2f} s" if key in entry else "" for key in ("stall_s", "call_s", "save_s", "load_s"))
+        rows.append(f"| {mode} | {' | '.join(cells)} |")
+    yield "\n".join(rows) + "\n"
 
 
 def _list_soak() -> Iterator[str]:

@@ -50,8 +50,8 @@ def check_world_size(launch: Launch, shape: MeshShape) -> None:
     if launch.kind != "alone" and launch.world_size != shape.world_size:
         raise ConfigError(
             f"{launch.kind} started {launch.world_size} ranks, but the mesh {shape} needs {shape.world_size}",
-            hint=f"start {shape.world_size} ranks, or choose degrees (parallel.dp_replicate, parallel.tp) with product "
-            f"{launch.world_size}",
+            hint=f"start {shape.world_size} ranks, or choose degrees (parallel.pp, dp_replicate, dp_shard, cp, tp) "
+            f"with product {launch.world_size}",
         )
 
 

@@ -91,7 +91,7 @@ def _list_length_conflicts(model: AnyModel, train: TrainConfig) -> Iterator[Prob
 def _list_token_conflicts(model: AnyModel, parallel: ParallelConfig, train: TrainConfig) -> Iterator[Problem]:
     """Under sequence parallelism every rank must hold a token."""
     tokens = _count_tokens(model, train, parallel.cp)
-    if parallel.sequence_parallel and tokens < parallel.tp:
+    if parallel.sequence_parallel and 0 < tokens < parallel.tp:  # none at all is said of parallel.cp
         yield Problem(
             "parallel.tp",
             f"{tokens} tokens of a micro-batch cannot be sharded over {parallel.tp} ranks: a rank would have none",

@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from plait.comm.mesh import Mesh, build_mesh_from
+from plait.config.axis.context import ContextConfig
 from plait.config.overlap import OverlapConfig, Policy
 from plait.contract.plan import Plan
 from plait.errors import ConfigError, ShardingError
@@ -34,13 +35,14 @@ def parallelize(
     *,
     overlap: OverlapConfig | Policy = "disabled",
     quantization: Quantization = "none",
+    context: ContextConfig | None = None,
     sequence_parallel: bool = True,
 ) -> ModelT:
     """Make a model tensor- and, unless told otherwise, sequence-parallel, in place, and return it.
 
     With a `Plan` (which says by itself whether it is sequence-parallel) any model: its modules become their parallel
-    twins, as `plait.parallel.apply.parallelize` tells. Without, a causal language model of transformers, by
-    `plan_for(model)`, which may also be given. Then
+    twins, as `plait.parallel.apply.parallelize` tells, and `context` says how it attends over `cp`. Without, a causal
+    language model of transformers, by `plan_for(model)`, which may also be given. Then
 
     * parameters become this rank's own parts, under their own names; a packed linear becomes its parts, below its name;
     * `logits` are this rank's columns, `[B, S, V/tp]`; `model(..., gather_logits=True)` gives them whole;
@@ -59,7 +61,7 @@ def parallelize(
         ConfigError: everything that `plan_for` finds, or a degree that cannot be realised.
     """
     if isinstance(plan, Plan):
-        return apply.parallelize(model, mesh, plan, overlap=overlap, quantization=quantization)
+        return apply.parallelize(model, mesh, plan, overlap=overlap, quantization=quantization, context=context)
     if apply.record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
     inner: nn.Module = unwrap(model)

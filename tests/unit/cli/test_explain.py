@@ -173,6 +173,12 @@ class TestModel:
         assert "not parallel" in out
         assert "all_reduce" not in out
 
+    @pytest.mark.parametrize("axis", ["cp", "dp_shard", "dp_replicate"])
+    def test_a_run_on_another_axis_is_not_called_not_parallel(self, explain: Explain, axis: str) -> None:
+        out = explain("llama-tiny", f"parallel.{axis}=2")
+        assert "not parallel" not in out
+        assert out.startswith("llama-tiny: tp = 1, rank 0 of 1")
+
     def test_overrides_set_the_batch(self, explain: Explain) -> None:
         out = explain("gpt-22b", "--tp", "8", "--block", "0", "train.micro_batch_size=4", "train.seq_len=1024")
         assert "4 x 1024 tokens" in out

@@ -57,5 +57,11 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         assert part in str(caught.value)
 
 
+def test_sequences_without_a_token_for_a_rank_are_one_problem_and_not_one_of_tp() -> None:
+    with pytest.raises(ConfigError, match="cannot be cut over 1000 ranks") as caught:
+        load_run_config("llama-tiny", ["parallel.cp=1000"])
+    assert "parallel.tp" not in str(caught.value)
+
+
 def test_a_context_section_on_one_rank_has_no_effect_and_is_no_mistake() -> None:
     assert load_run_config("llama-tiny", ["context.method=all_gather"]).parallel.cp == 1

@@ -6,6 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from plait.config import ParallelConfig, PipelineConfig, QuantizationConfig, RunConfig, TrainConfig, load_preset
+from plait.config.load import load_run_config
+from plait.errors import ConfigError
 from plait.sharding import derive_parts, find_idle_stage, select_parts, share_layers
 
 MODEL = load_preset("llama-tiny").model_copy(update={"num_layers": 6})
@@ -23,7 +25,7 @@ def _build(pp: int, num_micro_batches: int, **pipeline: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("pp", "num_micro_batches", "pipeline", "message"),
     [
-        (4, 3, {}, r"1f1b needs as many micro-batches as pipeline ranks, 4, and a step has 3"),
+        (4, 3, {}, r"1f1b needs at least as many micro-batches as pipeline ranks, 4, and a step has 3"),
         (2, 5, {"schedule": "zero_bubble"}, r"zero_bubble: 5 micro-batches cannot be done in 2 equal rounds over 2"),
         (2, 4, {"schedule": "interleaved"}, r"pipeline\.stages_per_rank: .* the stages of a rank, and there is one"),
         (2, 4, {"stages_per_rank": 2}, r'pipeline\.stages_per_rank: schedule = "1f1b" has one stage a rank'),
@@ -36,6 +38,14 @@ def test_what_cannot_be_scheduled_is_refused(
 ) -> None:
     with pytest.raises(ValidationError, match=message):
         _build(pp, num_micro_batches, **pipeline)
+
+
+def test_more_micro_batches_than_ranks_need_be_no_multiple_by_1f1b() -> None:
+    """So the hint, for fewer, does not ask for one."""
+    assert _build(2, 3).train.gradient_accumulation == 3
+    with pytest.raises(ConfigError) as caught:
+        load_run_config("llama-tiny", ["parallel.pp=2"])
+    assert caught.value.hint == "use at least parallel.pp = 2"
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])

@@ -33,7 +33,7 @@ _SAVED_BYTES = 12
 def name_mode(run: RunConfig) -> str:
     """What the run does with the tokens between the parallel regions."""
     if run.parallel.tp == 1:
-        return "not parallel"
+        return "not parallel" if run.parallel.mesh_shape.world_size == 1 else "tp = 1"
     return "sequence parallel" if run.parallel.sequence_parallel else "all-reduce mode"
 
 

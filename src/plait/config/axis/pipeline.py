@@ -49,7 +49,8 @@ def list_pipeline_conflicts(
     yield from _list_stage_conflicts(model.num_layers, parallel.pp, pipeline)
     refusal = find_refusal(pipeline.schedule, parallel.pp, train.gradient_accumulation)
     if refusal is not None:
-        yield Problem("train.gradient_accumulation", refusal, f"use a multiple of parallel.pp = {parallel.pp}")
+        more = "at least" if pipeline.schedule == "1f1b" else "a multiple of"
+        yield Problem("train.gradient_accumulation", refusal, f"use {more} parallel.pp = {parallel.pp}")
     if pipeline.schedule == "zero_bubble":
         yield from _list_split_conflicts(quantization, train)
 
@@ -70,7 +71,7 @@ def _list_split_conflicts(quantization: QuantizationConfig, train: TrainConfig) 
 def find_refusal(schedule: Schedule, pp: int, num_micro_batches: int) -> str | None:
     """Why so many micro-batches a step cannot be scheduled over `pp` ranks, or None."""
     if schedule == "1f1b" and num_micro_batches < pp:
-        return f"1f1b needs as many micro-batches as pipeline ranks, {pp}, and a step has {num_micro_batches}"
+        return f"1f1b needs at least as many micro-batches as pipeline ranks, {pp}, and a step has {num_micro_batches}"
     rounds = max(1, num_micro_batches // pp)
     if schedule in IN_ROUNDS and num_micro_batches % rounds:
         return f"{schedule}: {num_micro_batches} micro-batches cannot be done in {rounds} equal rounds over {pp} ranks"
