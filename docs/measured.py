@@ -348,8 +348,8 @@ def _list_checkpoint() -> Iterator[str]:
         f"## Checkpoints\n\n`benchmarks/checkpoint.py`: parameters and both moments of {model['layers']} blocks of "
         f"width {model['width']}, {result['checkpoint_bytes'] / 1e6:.0f} MB from {ranks} ranks to one disk. Stall "
         f"is by how much longer {record['steps']} steps, of {step_s:.2f} s each, take with a save in them, until all "
-        "of it is on disk; call is how long the first of them waits for it. torch is `dcp.save` and `dcp.async_save` of "
-        f"the same bytes, without sums of the files. Medians of {record['rounds']} interleaved rounds, "
+        "of it is on disk; call is how long the first of them waits for it. torch is `dcp.save` and `dcp.async_save` "
+        f"of the same bytes, without sums of the files. Medians of {record['rounds']} interleaved rounds, "
         f"{_describe(record['machine'])}.\n"
     )
     rows = ["| | stall | call | saved after | loaded in |", "|---|--:|--:|--:|--:|"]
