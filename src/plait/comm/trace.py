@@ -119,6 +119,10 @@ class _Recorder:
         for trace in self.traces:
             trace.issued.append(issued)
 
+    def note_ring(self, axis: Reach, text: str) -> None:
+        """Remember that messages begin to go round `axis`, on all its ranks: no collective, so in no trace."""
+        self._note(axis.name, axis.ranks[0], axis.name.encode(), text.encode("ascii", "replace"))
+
     def note_wish(self, axis: str, rank: int, text: str) -> None:
         """Remember what global rank `rank` is about to send or to wait for, alone: no other rank does the same."""
         self._note(axis, rank, axis.encode(), text.encode("ascii", "replace"))
@@ -170,6 +174,7 @@ _recorder = _Recorder()
 issue = _recorder.issue
 note_sent = _recorder.note_sent
 note_received = _recorder.note_received
+note_ring = _recorder.note_ring
 note_wish = _recorder.note_wish
 note_transfer = _recorder.note_transfer
 note_wait = _recorder.note_wait

@@ -1,4 +1,4 @@
-"""The steps an operation takes, in the order of issue: GEMMs and collectives. What is elementwise is not listed."""
+"""The steps an operation takes, in order of issue: GEMMs, collectives, messages; what is elementwise is left out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,11 +47,57 @@ class Move:
     dims: tuple[str, ...]
     collective: Collective
 
+    @property
+    def act(self) -> str:
+        """What is done: the kind of the collective."""
+        return self.collective.kind
+
+    @property
+    def payloads(self) -> tuple[int, ...]:
+        """Bytes that it carries."""
+        return (self.collective.payload_bytes,)
+
     def __str__(self) -> str:
-        return f"{self.collective.kind} {self.tensor} [{', '.join(self.dims)}]"
+        return f"{self.act} {self.tensor} [{', '.join(self.dims)}]"
 
 
-Step = Gemm | Move
+@dataclass(frozen=True)
+class Messages:
+    """What goes from rank to rank of an axis without being a collective: `send k, v [S/cp, 2, B, K, H]`.
+
+    Attributes:
+        dims: of one message.
+        sent: bytes of each that this rank sends.
+        received: of each that it receives.
+    """
+
+    tensor: str
+    dims: tuple[str, ...]
+    axis: str
+    dtype: DType
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+    @property
+    def act(self) -> str:
+        """What is done: `recv` on a rank that sends none."""
+        return "send" if self.sent else "recv"
+
+    @property
+    def payloads(self) -> tuple[int, ...]:
+        """Bytes of each."""
+        return self.sent or self.received
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank sends."""
+        return sum(self.sent)
+
+    def __str__(self) -> str:
+        return f"{self.act} {self.tensor} [{', '.join(self.dims)}]"
+
+
+Step = Gemm | Move | Messages
 
 
 def derive_moves(setting: Setting, name: str, transition: Transition, tensor: Tensor) -> tuple[Move, ...]:
@@ -94,6 +140,16 @@ def list_gemms(steps: Iterable[Step]) -> list[Gemm]:
 def list_moves(steps: Iterable[Step]) -> list[Move]:
     """The collectives among `steps`, with what they carry."""
     return [step for step in steps if isinstance(step, Move)]
+
+
+def list_messages(steps: Iterable[Step]) -> list[Messages]:
+    """The messages among `steps`, by what they carry."""
+    return [step for step in steps if isinstance(step, Messages)]
+
+
+def list_moved(steps: Iterable[Step]) -> list[Move | Messages]:
+    """Collectives and messages among `steps`: all that is not computed."""
+    return [step for step in steps if not isinstance(step, Gemm)]
 
 
 def list_collectives(steps: Iterable[Step]) -> list[Collective]:

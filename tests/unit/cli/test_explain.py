@@ -12,6 +12,8 @@ from plait.units import format_bytes
 
 Explain = Callable[..., str]
 
+MOVES = ("send", "recv", "all_gather", "reduce_scatter", "all_to_all")
+
 
 @pytest.fixture
 def explain(capsys: pytest.CaptureFixture[str]) -> Explain:
@@ -445,6 +447,48 @@ def test_a_context_axis_is_shown_with_its_balance_and_bytes(explain: Explain, or
     assert sum(each["visible"] for each in record["ranks"]) == 8 * 1024 * 1025 // 2
     assert any(each["forward_sent_bytes"] for each in record["ranks"])
     assert f"{order} order: the busiest rank has" in explain("model", "llama-tiny", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("method", "forward", "backward"),
+    [
+        ("ring", ["send k, v"], ["send k, v", "send dk, dv"]),
+        ("all_gather", ["all_gather k, v"], ["all_gather k, v", "reduce_scatter dk, dv"]),
+        ("all_to_all", ["all_to_all q, k, v", "all_to_all y"], ["all_to_all y", "all_to_all q, k, v"]),
+    ],
+)
+def test_attention_over_a_context_axis_moves_what_its_method_does(
+    explain: Explain, method: str, forward: list[str], backward: list[str]
+) -> None:
+    overrides = ["parallel.cp=2", f"context.method={method}", "train.seq_len=1024", "model.max_seq_len=1024"]
+    out = explain("llama-tiny", *overrides)
+    lines = out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("  attention "))
+    shown = [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines[first : first + 2]]
+    moves = {cell for cells in shown for cell in cells if " " in cell and cell.split()[0] in MOVES}
+    assert moves == {*forward, *backward}
+
+
+def test_messages_of_a_ring_are_counted_with_their_bytes(explain: Explain) -> None:
+    """Half of 8192 tokens of keys and values, of 2 KV heads a tp rank; gradients are sums in float32."""
+    overrides = ["parallel.tp=4", "parallel.cp=2", "train.micro_batch_size=1", "train.seq_len=8192"]
+    out = explain("llama3-8b", *overrides)
+    assert "send k, v" in out
+    assert "all_gather k, v" not in out
+    rank = json.loads(explain("llama3-8b", *overrides, "--json"))["modes"][0]["ranks"][0]
+    core = next(op for op in rank["block"] if op["name"] == "layers.0.attention")
+    messages = [step for step in (*core["forward"], *core["backward"]) if step["step"] == "messages"]
+    block = 4096 * 2 * 2 * 128
+    width = {"bfloat16": 2, "float32": 4}[messages[2]["dtype"]]
+    assert [(each["tensor"], each["sent"], each["received"], each["sent_bytes"]) for each in messages] == [
+        ("k, v", [2 * block], [2 * block], 2 * block),
+        ("k, v", [2 * block], [2 * block], 2 * block),
+        ("dk, dv", [width * block], [width * block], width * block),
+    ]
+    step = rank["step"]["collectives"]
+    assert step["messages"] == 3 * 32
+    assert "reduce_scatter" in step["counts"]
+    assert "96 send" in out
 
 
 def test_what_is_shared_out_and_what_that_moves_is_said_by_axis(explain: Explain) -> None:

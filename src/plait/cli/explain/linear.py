@@ -32,7 +32,7 @@ from plait.contract.report.precision import derive_intensity
 from plait.contract.report.record import build_op_record
 from plait.contract.report.tally import count_collectives
 from plait.contract.report.tile import list_tile_problems, summarize_tile_problems
-from plait.contract.step import list_collectives, list_gemms, list_moves, sum_flops
+from plait.contract.step import list_gemms, list_moves, sum_flops
 from plait.dtype import DType, width_bytes
 from plait.errors import ConfigError
 from plait.sharding import MAX_TP
@@ -197,14 +197,14 @@ def _build_boundary_table(cases: Sequence[LinearCase]) -> Table:
     for case in cases:
         op = case.ops[0]
         x, y = (tensor.layout.local_shape(0) for tensor in (op.inputs[0], op.outputs[0]))
-        collectives = list_collectives((*op.forward, *op.backward))
+        moves = list_moves((*op.forward, *op.backward))
         table.add_row(
             str(case.tp),
             format_shape(x),
             format_shape(y),
             *(_format_as_formula(op, phase) for phase in ("forward", "backward")),
-            format_payloads(collectives),
-            format_bytes(count_collectives(collectives).sent_bytes),
+            format_payloads(moves),
+            format_bytes(count_collectives(move.collective for move in moves).sent_bytes),
         )
     return table
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, zip_longest
 
-from plait.cli.explain.show import NOTHING, Table, format_payloads, format_shape
+from plait.cli.explain.show import NOTHING, Table, format_moves, format_payloads, format_shape
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
 from plait.contract.parameter import Parameter
 from plait.contract.setting import Tensor
-from plait.contract.step import Move, list_moves
+from plait.contract.step import Messages, Move, list_moved
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class _Row:
     source: str = ""
     target: str = ""
     weights: Sequence[str] = ()
-    forward: Sequence[Move] = ()
-    backward: Sequence[Move] = ()
+    forward: Sequence[Move | Messages] = ()
+    backward: Sequence[Move | Messages] = ()
 
     @property
     def is_heading(self) -> bool:
@@ -69,15 +69,15 @@ def _format_indices(indices: Sequence[int]) -> str:
 def _split_op(op: Op, rank: int, indent: str) -> Iterator[_Row]:
     names = op.name.rpartition(".")[2].split("|")
     weights = _list_weights(op, rank) or [()]
-    again = [replace(move, tensor=f"{move.tensor} again") for move in list_moves(op.again)]
-    forward = _spread(list_moves(op.forward), names)
-    backward = _spread([*again, *list_moves(op.backward)], names)
+    again = [replace(move, tensor=f"{move.tensor} again") for move in list_moved(op.again)]
+    forward = _spread(list_moved(op.forward), names)
+    backward = _spread([*again, *list_moved(op.backward)], names)
     for index, name in enumerate(names):
         target = _format_tensors(op.outputs[index : index + 1])
         yield _Row(indent + name, _format_tensors(op.inputs), target, weights[index], forward[index], backward[index])
 
 
-def _spread(moves: Sequence[Move], names: Sequence[str]) -> list[Sequence[Move]]:
+def _spread(moves: Sequence[Move | Messages], names: Sequence[str]) -> list[Sequence[Move | Messages]]:
     """Share out what a group moves: to each member the sums of its own gradients, the rest row by row."""
     own = [[move for move in moves if move.tensor.startswith(f"d{name}")] for name in names]
     shared = [move for move in moves if not any(move in each for each in own)]
@@ -112,9 +112,9 @@ def _build_wide(rows: Sequence[_Row]) -> Table:
             row.name,
             f"{row.source} -> {row.target}",
             " + ".join(row.weights) or NOTHING,
-            "\n".join(map(_format_move, row.forward)) or NOTHING,
-            "\n".join(map(_format_move, row.backward)) or NOTHING,
-            "\n".join(format_payloads(move.collective for move in line if move) for line in lines) or NOTHING,
+            "\n".join(format_moves([move]) for move in row.forward) or NOTHING,
+            "\n".join(format_moves([move]) for move in row.backward) or NOTHING,
+            "\n".join(format_payloads(move for move in line if move) for line in lines) or NOTHING,
         )
     return table
 
@@ -130,11 +130,7 @@ def _build_narrow(rows: Sequence[_Row]) -> Table:
             row.name,
             f"{row.source}\n-> {row.target}",
             "\n+ ".join(row.weights) or NOTHING,
-            "\n".join(f"{phase} {_format_move(move)}" for phase, move in moves) or NOTHING,
-            "\n".join(format_payloads([move.collective]) for _, move in moves) or NOTHING,
+            "\n".join(f"{phase} {format_moves([move])}" for phase, move in moves) or NOTHING,
+            "\n".join(format_payloads([move]) for _, move in moves) or NOTHING,
         )
     return table
-
-
-def _format_move(move: Move) -> str:
-    return f"{move.collective.kind} {move.tensor}"

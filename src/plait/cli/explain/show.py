@@ -13,8 +13,7 @@ from textwrap import wrap
 
 import click
 
-from plait.contract.collective import Collective
-from plait.contract.step import Move
+from plait.contract.step import Messages, Move
 from plait.sharding import Split
 from plait.units import format_bytes
 
@@ -118,14 +117,14 @@ def _rule() -> str:
     return _RULE if _RULE.encode(encoding, "ignore") else "-"
 
 
-def format_moves(moves: Iterable[Move]) -> str:
+def format_moves(moves: Iterable[Move | Messages]) -> str:
     """`all_gather x, reduce_scatter dx`."""
-    return ", ".join(f"{move.collective.kind} {move.tensor}" for move in moves) or NOTHING
+    return ", ".join(f"{move.act} {move.tensor}" for move in moves) or NOTHING
 
 
-def format_payloads(collectives: Iterable[Collective]) -> str:
-    """`3 x 67.1 MB`: what each collective carries."""
-    sizes = groupby(format_bytes(collective.payload_bytes) for collective in collectives)
+def format_payloads(moves: Iterable[Move | Messages]) -> str:
+    """`3 x 67.1 MB`: what each collective or message carries."""
+    sizes = groupby(format_bytes(payload) for move in moves for payload in move.payloads)
     counted = ((size, len(list(same))) for size, same in sizes)
     return ", ".join(f"{count} x {size}" if count > 1 else size for size, count in counted) or NOTHING
 

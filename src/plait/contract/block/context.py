@@ -5,17 +5,18 @@ from plait.contract.block.saved import derive_context_saved
 from plait.contract.collective import Collective
 from plait.contract.context.attention import AttentionSize, ContextMethod, build_plan
 from plait.contract.context.heads import split_heads
-from plait.contract.context.traffic import Traffic, derive_context_traffic
+from plait.contract.context.traffic import DKV, KV, Traffic, derive_context_traffic
 from plait.contract.op import Op, Saved
 from plait.contract.setting import Setting
-from plait.contract.step import Gemm, Move, Step
+from plait.contract.step import Gemm, Messages, Move, Step
+from plait.dtype import DType
 from plait.sharding import HeadSplits, Kind, Shard
 
 
 def derive_context_attention(config: ModelConfig, setting: Setting, cuts: HeadSplits, module: str) -> Op:
     """Softmax attention of own query heads and own tokens, or of dealt heads; FLOPs as if every token saw every other.
 
-    Beside collectives that a ring's messages amount to, these are counted elsewhere: `plait.contract.context.traffic`.
+    What moves is what `plait.contract.context.traffic` derives: collectives, or a ring's messages on this rank.
     """
     sequences = setting.sequences
     assert sequences is not None, setting
@@ -44,8 +45,8 @@ def derive_context_attention(config: ModelConfig, setting: Setting, cuts: HeadSp
         name=module,
         inputs=(q, k, v),
         outputs=(setting.build_tensor("y", "N*H", cuts.query.size, Shard(1), cuts.query),),
-        forward=_put_between(traffic.forward, forward),
-        backward=_put_between(traffic.backward, backward),
+        forward=_put_around(forward, traffic.forward, size, sequences.rank),
+        backward=_put_around(backward, traffic.backward, size, sequences.rank),
         saved=(
             tuple(Saved(x.name, x.layout.local_shape(setting.rank), setting.dtype) for x in (q, k, v))
             if setting.recompute == "selective"
@@ -67,10 +68,16 @@ def derive_attention_size(setting: Setting, head_width: int, widths: tuple[int, 
     )
 
 
-def _put_between(traffic: Traffic, gemms: tuple[Step, ...]) -> tuple[Step, ...]:
+def _put_around(gemms: tuple[Step, ...], traffic: Traffic, size: AttentionSize, rank: int) -> tuple[Step, ...]:
     """What brings tensors together comes before what is computed of them, all else behind."""
-    first, *others = map(_build_move, traffic.collectives) if traffic.collectives else [None]
-    return (*([] if first is None else [first]), *gemms, *(other for other in others if other is not None))
+    moves = list(map(_build_move, traffic.collectives))
+    return (
+        *moves[:1],
+        *_list_messages(traffic, KV, "k, v", size.dtype, rank),
+        *gemms,
+        *_list_messages(traffic, DKV, "dk, dv", size.sum_dtype, rank),
+        *moves[1:],
+    )
 
 
 def _build_move(collective: Collective) -> Move:
@@ -79,3 +86,13 @@ def _build_move(collective: Collective) -> Move:
         return Move(tensor, ("S", "N", "B", "H"), collective)
     tensor = "dk, dv" if collective.kind is Kind.REDUCE_SCATTER else "k, v"
     return Move(tensor, ("S", "2", "B", "K", "H"), collective)
+
+
+def _list_messages(traffic: Traffic, name: str, tensor: str, dtype: DType, rank: int) -> list[Messages]:
+    """Those that `rank` sends or receives; none where nobody sees its keys and it sees those of nobody."""
+    passages = [each for each in traffic.passages if each.tensor == name]
+    sent = tuple(each.num_bytes for each in passages if each.source == rank)
+    received = tuple(each.num_bytes for each in passages if each.target == rank)
+    if not sent and not received:
+        return []
+    return [Messages(tensor, ("S/cp", "2", "B", "K", "H"), "cp", dtype, sent, received)]

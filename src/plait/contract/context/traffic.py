@@ -1,7 +1,7 @@
 """What attention over a context axis moves: collectives of a rank, and each message of the ring with its bytes.
 
 Keys and values of the ring travel in their own dtype, the sums of their gradients in the one in which they are summed.
-In a trace the messages of the ring stand beside the collective that they amount to, as those of a collective GEMM do.
+A ring has messages alone: they go no further than somebody sees them, so they amount to no collective.
 """
 
 from collections.abc import Iterable
@@ -38,10 +38,9 @@ class Traffic:
     passages: tuple[Passage, ...] = ()
 
     def sent_bytes(self, rank: int) -> float:
-        """What `rank` sends: its messages where there are any, else what its collectives take at least."""
-        if self.passages:
-            return sum(passage.num_bytes for passage in self.passages if passage.source == rank)
-        return sum(collective.wire_bytes_per_rank for collective in self.collectives)
+        """What `rank` sends: its messages, and what its collectives take at least."""
+        messages = sum(passage.num_bytes for passage in self.passages if passage.source == rank)
+        return messages + sum(collective.wire_bytes_per_rank for collective in self.collectives)
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,16 @@ def derive_context_traffic(
     if method is ContextMethod.ALL_TO_ALL:
         return _derive_exchange(plan, size, axis)
     shape = (plan.order.size, 2, size.batch, size.num_kv_heads, size.head_width)
-    gather = Collective(Kind.ALL_GATHER, axis, plan.degree, shape, size.dtype)
-    scatter = Collective(Kind.REDUCE_SCATTER, axis, plan.degree, shape, size.sum_dtype)
     if method is ContextMethod.ALL_GATHER:
+        gather = Collective(Kind.ALL_GATHER, axis, plan.degree, shape, size.dtype)
+        scatter = Collective(Kind.REDUCE_SCATTER, axis, plan.degree, shape, size.sum_dtype)
         return ContextTraffic(Traffic((gather,)), Traffic((gather, scatter)))
     needs = plan.needs
-    if not any(needs.reach):
-        return ContextTraffic(Traffic(), Traffic())
     token_bytes = prod(shape[1:]) * width_bytes(size.dtype)
     sum_bytes = prod(shape[1:]) * width_bytes(size.sum_dtype)
     values = tuple(_list_passages(plan, needs, token_bytes))
     sums = tuple(_list_sum_passages(plan, needs, sum_bytes))
-    return ContextTraffic(Traffic((gather,), values), Traffic((gather, scatter), (*values, *sums)))
+    return ContextTraffic(Traffic(passages=values), Traffic(passages=(*values, *sums)))
 
 
 def _list_passages(plan: ContextPlan, needs: Needs, token_bytes: int) -> Iterable[Passage]:

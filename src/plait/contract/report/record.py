@@ -16,7 +16,7 @@ from plait.contract.report.precision import (
 from plait.contract.report.tally import CollectiveTally, Tally, build_tally
 from plait.contract.report.tile import derive_tile_fill, list_tile_problems
 from plait.contract.setting import Setting, Tensor
-from plait.contract.step import Gemm, Move, Step
+from plait.contract.step import Gemm, Messages, Move, Step
 from plait.sharding import derive_gradient_placement
 
 Record = dict[str, Any]
@@ -67,8 +67,13 @@ def build_tally_record(tally: Tally) -> Record:
 
 
 def build_count_record(tally: CollectiveTally) -> Record:
-    """Collectives, counted."""
-    return {"counts": tally.counts, "payload_bytes": tally.payload_bytes, "sent_bytes": tally.sent_bytes}
+    """Collectives and messages, counted."""
+    return {
+        "counts": tally.counts,
+        "messages": tally.num_messages,
+        "payload_bytes": tally.payload_bytes,
+        "sent_bytes": tally.sent_bytes,
+    }
 
 
 def _build_tensor_record(tensor: Tensor, setting: Setting) -> Record:
@@ -103,6 +108,8 @@ def _build_step_record(step: Step, op: Op, setting: Setting) -> Record:
             record = {"step": "collective", "tensor": tensor, "dims": dims, **build_collective_record(collective)}
             wire = derive_wire(op, step, setting.dtype)
             return record if wire is None else record | {"wire": asdict(wire)}
+        case Messages():
+            return {"step": "messages", **asdict(step), "sent_bytes": step.sent_bytes}
         case Gemm():
             return {
                 "step": "gemm",

@@ -12,7 +12,7 @@ from plait.contract.pipeline.stage import StageContract
 from plait.contract.pipeline.step import select_run_parts
 from plait.contract.report.precision import derive_wire
 from plait.contract.setting import Setting
-from plait.contract.step import Move
+from plait.contract.step import Messages, Move
 from plait.contract.training import derive_closing_collectives, derive_history_collectives
 
 
@@ -32,7 +32,7 @@ class Sent:
 
 
 def build_sent(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> Sent:
-    """What a rank sends in collectives in a step of `run`, added up; of a pipeline the one on pp rank `pp_rank`."""
+    """What a rank sends in collectives and rings in a step of `run`; of a pipeline the one on pp rank `pp_rank`."""
     parts = {"numbers": 0.0, "scales": 0.0, "magnitudes": 0.0, "others": 0.0}
     stages = [StageContract(contract, part) for part in select_run_parts(run, pp_rank)]
     for op in (op for stage in stages for op in stage.ops):
@@ -40,6 +40,8 @@ def build_sent(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> Sen
             if isinstance(step, Move):
                 for name, sent in _share_out(op, step, contract.setting).items():
                     parts[name] += sent * run.train.gradient_accumulation
+            elif isinstance(step, Messages):
+                parts["others"] += step.sent_bytes * run.train.gradient_accumulation
     histories = _sum_sent(derive_history_collectives(run, pp_rank))
     parts["magnitudes"] += histories
     parts["others"] += _sum_sent(derive_closing_collectives(run, contract, pp_rank)) - histories

@@ -1,4 +1,4 @@
-"""Totals over operations: FLOPs, collectives by kind, bytes sent, bytes kept."""
+"""Totals over operations: FLOPs, collectives by kind, messages, bytes sent, bytes kept."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,20 +6,27 @@ from dataclasses import dataclass
 
 from plait.contract.collective import Collective
 from plait.contract.op import Op
-from plait.contract.step import list_collectives, sum_flops
+from plait.contract.step import Step, list_collectives, list_messages, sum_flops
 from plait.sharding import Kind
 
 
 @dataclass(frozen=True)
 class CollectiveTally:
-    """How many collectives of which kind, what they carry, and what a rank has to send for them."""
+    """How many collectives of which kind, and messages; what they carry, and what a rank has to send for them.
+
+    Attributes:
+        num_messages: that the rank sends, of those that are part of no collective.
+    """
 
     counts: dict[Kind, int]
     payload_bytes: int
     sent_bytes: float
+    num_messages: int = 0
 
     def __str__(self) -> str:
-        return ", ".join(f"{count} {kind}" for kind, count in self.counts.items()) or "none"
+        named = [f"{count} {kind}" for kind, count in self.counts.items()]
+        named += [f"{self.num_messages} send"] if self.num_messages else []
+        return ", ".join(named) or "none"
 
     def __add__(self, other: "CollectiveTally") -> "CollectiveTally":
         counts = Counter(self.counts) + Counter(other.counts)
@@ -27,11 +34,12 @@ class CollectiveTally:
             dict(sorted(counts.items())),
             self.payload_bytes + other.payload_bytes,
             self.sent_bytes + other.sent_bytes,
+            self.num_messages + other.num_messages,
         )
 
     def __mul__(self, times: int) -> "CollectiveTally":
         counts = {kind: count * times for kind, count in self.counts.items()}
-        return CollectiveTally(counts, self.payload_bytes * times, self.sent_bytes * times)
+        return CollectiveTally(counts, self.payload_bytes * times, self.sent_bytes * times, self.num_messages * times)
 
 
 @dataclass(frozen=True)
@@ -78,13 +86,25 @@ def count_collectives(collectives: Iterable[Collective]) -> CollectiveTally:
     )
 
 
+def count_messages(steps: Iterable[Step]) -> CollectiveTally:
+    """Count what `steps` send beside their collectives."""
+    sent = [num_bytes for messages in list_messages(steps) for num_bytes in messages.sent]
+    return CollectiveTally({}, sum(sent), float(sum(sent)), len(sent))
+
+
+def count_steps(steps: Iterable[Step]) -> CollectiveTally:
+    """Count the collectives and messages among `steps`."""
+    steps = tuple(steps)
+    return count_collectives(list_collectives(steps)) + count_messages(steps)
+
+
 def build_tally(ops: Iterable[Op]) -> Tally:
     """Add `ops` up."""
     ops = tuple(ops)
     return Tally(
         forward_flops=sum(sum_flops(op.forward) for op in ops),
         backward_flops=sum(sum_flops((*op.again, *op.backward)) for op in ops),
-        forward=count_collectives(each for op in ops for each in list_collectives(op.forward)),
-        backward=count_collectives(each for op in ops for each in list_collectives((*op.again, *op.backward))),
+        forward=count_steps(step for op in ops for step in op.forward),
+        backward=count_steps(step for op in ops for step in (*op.again, *op.backward)),
         saved_bytes=sum(op.saved_bytes for op in ops),
     )

@@ -8,7 +8,7 @@ from plait.contract.model import ModelContract
 from plait.contract.pipeline.order import Work
 from plait.contract.pipeline.stage import StageContract, count_parameters
 from plait.contract.pipeline.step import select_run_parts
-from plait.contract.report.tally import CollectiveTally, Tally, build_tally, count_collectives
+from plait.contract.report.tally import CollectiveTally, Tally, build_tally, count_collectives, count_messages
 from plait.contract.training import derive_closing_collectives
 
 
@@ -27,9 +27,11 @@ def build_step_tally(run: RunConfig, contract: ModelContract, pp_rank: int = 0) 
     """Add a step of `run` up; of a pipeline that of the stages on pp rank `pp_rank`."""
     parts = select_run_parts(run, pp_rank)
     stages = [StageContract(contract, part) for part in parts]
-    micro_batch = build_tally(op for stage in stages for op in stage.ops)
+    ops = [op for stage in stages for op in stage.ops]
+    micro_batch = build_tally(ops)
     works = [Work.FORWARD, *_list_backward(run)]
     issued = count_collectives(each for stage in stages for work in works for each in stage.list_collectives(work))
+    issued += count_messages(step for op in ops for step in (*op.forward, *op.again, *op.backward))
     repeats = run.train.gradient_accumulation
     once = count_collectives(derive_closing_collectives(run, contract, pp_rank))
     for collective, times in count_moves(run, contract, pp_rank):

@@ -18,7 +18,6 @@ from plait.parallel.context.packed import pack, unpack
 from plait.parallel.context.tile import Accumulator, Rows, attend_tiles, attend_tiles_backward, build_rows
 from plait.schedule.context import Attend, RingProgram, Sum, build_ring_backward, build_ring_forward
 from plait.schedule.step import Flush, Message, Recv, Send, Wait
-from plait.sharding import Kind
 
 
 class RingAttention(torch.autograd.Function):
@@ -28,8 +27,8 @@ class RingAttention(torch.autograd.Function):
         k, v       [B, K, S/cp, H]
         y          [B, N, S/cp, H]
 
-        forward    what an all_gather of k and v [S, 2, B, K, H] over cp moves, in up to cp - 1 messages per rank
-        backward   the same again, and in as many messages what a reduce_scatter of their gradients moves
+        forward    k and v [S/cp, 2, B, K, H] from rank to rank over cp, in up to cp - 1 messages per rank
+        backward   the same again, and in as many messages the sums of their gradients
 
     A block goes no further than somebody sees it. Contract: contract/context/traffic.py.
     """
@@ -67,7 +66,7 @@ class _Pass(ABC):
     def take_steps(self, program: RingProgram) -> None:
         """Take the steps of `program`, in order; all ranks of the axis have to, with programs of one ring."""
         if any(self.site.plan.needs.reach):
-            self.issue()
+            self.note()
             self.link = RecordedLink(self.site.axis, self.blocks[program.rank].device, self.site.label)
         for step in program.steps:
             match step:
@@ -84,11 +83,16 @@ class _Pass(ABC):
                 case Sum():
                     self.sum(step)
 
-    def issue(self) -> None:
-        """Note the collectives that the messages amount to."""
-        own = self.blocks[self.site.axis.rank]
-        shape = (self.site.plan.order.size, *own.shape[1:])
-        trace.issue(Kind.ALL_GATHER, self.site.axis, shape, own.dtype, 0, "sum", f"{self.site.label}: k, v")
+    def note(self) -> None:
+        """Let a rank that fails say where it was."""
+        self.note_ring(self.blocks[self.site.axis.rank].dtype, "k, v")
+
+    def note_ring(self, dtype: torch.dtype, tensor: str) -> None:
+        """The same text on all ranks, so that others are told from it that are elsewhere."""
+        shape = (self.site.plan.order.size, *self.blocks[self.site.axis.rank].shape[1:])
+        size, name = "x".join(map(str, shape)), str(dtype).removeprefix("torch.")
+        axis = self.site.axis
+        trace.note_ring(axis, f"ring [{size}] {name} over {axis.name} ({self.site.label}: {tensor})")
 
     def build_room(self, message: Message) -> Tensor:
         """Room for a message."""
@@ -139,12 +143,9 @@ class _Backward(_Pass):
     def total(self) -> Tensor:
         return self.sums[self.site.axis.rank]
 
-    def issue(self) -> None:
-        super().issue()
-        own = self.blocks[self.site.axis.rank]
-        shape = (self.site.plan.order.size, *own.shape[1:])
-        axis, label = self.site.axis, f"{self.site.label}: dk, dv"
-        trace.issue(Kind.REDUCE_SCATTER, axis, shape, self.site.sum_dtype, 0, "sum", label)
+    def note(self) -> None:
+        super().note()
+        self.note_ring(self.site.sum_dtype, "dk, dv")
 
     def find_rows(self, message: Message) -> Tensor:
         return self.sums[message.piece.owner] if message.tensor == DKV else super().find_rows(message)

@@ -61,10 +61,10 @@ def fail(ranks: LocalRanks, where: str, how: str) -> TransportError:
 def test_a_rank_that_dies_in_backward_ends_the_others_with_an_error_that_names_it(fresh):
     error = fail(fresh, "backward", "die")
     assert error.message.startswith("rank 1 (tp=1) died: killed by SIGKILL\n")
-    assert "reduce_scatter [23x2x2x2x8] float32 over cp (here: dk, dv)" in error.message
+    assert "ring [23x2x2x2x8] float32 over cp (here: dk, dv)" in error.message
 
 
 def test_a_rank_that_hangs_in_forward_is_named_within_the_timeout(fresh):
     error = fail(fresh, "forward", "hang")
     assert error.message.startswith("rank 1 (tp=1) did not come: ")
-    assert "all_gather [23x2x2x2x8] float32 over cp (here: k, v)" in error.message
+    assert "ring [23x2x2x2x8] float32 over cp (here: k, v)" in error.message
