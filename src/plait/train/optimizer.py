@@ -70,7 +70,8 @@ class ShardedGradients:
     """
 
     def __init__(self, model: FSDPModule, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._model = model
+        assert isinstance(model, nn.Module)
+        self._units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
         self._parameters = tuple(parameters.values())
 
     def zero(self) -> None:
@@ -80,7 +81,8 @@ class ShardedGradients:
 
     def expect(self, *, is_last: bool) -> None:
         """Sum in the last pass."""
-        self._model.set_requires_gradient_sync(is_last)
+        for unit in self._units:
+            unit.set_requires_gradient_sync(is_last, recurse=False)
 
     def all_reduce(self, axis: Axis) -> None:
         """Nothing is left to do."""
@@ -95,19 +97,19 @@ class StepGradients(ShardedGradients):
 
     def __init__(self, model: FSDPModule, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__(model, parameters)
-        self._units = StepUnits(model)
+        self._step_units = StepUnits(model)
 
     def zero(self) -> None:
         """Begin a step: gather the parameters of all passes."""
         super().zero()
-        self._units.gather()
+        self._step_units.gather()
 
     def expect(self, *, is_last: bool) -> None:
         """Every pass is alike."""
 
     def all_reduce(self, axis: Axis) -> None:
         """Sum over the data-parallel ranks, unit by unit."""
-        self._units.reduce()
+        self._step_units.reduce()
 
 
 class AdamW:
@@ -150,6 +152,9 @@ class AdamW:
         for name, master in self.masters.items():
             master.grad = gradients.get(name)
         self._adam.step()
+        for name, master in self.masters.items():
+            if master is not self.parameters[name]:
+                master.grad = None  # else it would be there beside the next one, until that is complete
         self.apply_masters()
 
     @torch.no_grad()

@@ -11,17 +11,18 @@ from plait.comm import collectives
 from plait.comm.agree import share
 from plait.comm.mesh import Axis, Mesh
 from plait.config.run import AnyRun
+from plait.contract.axis.replicas import COMMUTES
 from plait.errors import ConfigError, ContractError
 from plait.parallel.apply import ownership_of, record_of, tied_in
 from plait.parallel.fsdp.local import count_share, local_of
 from plait.sharding import Ownership
 from plait.train.corpus.windows import MicroBatch
 
-_COMMUTES = 2
-"""Addends whose sum is the same in any order."""
-
 _WEIGHT = 0x9E3779B97F4A7C15 - (1 << 64)
 """Odd, so that a change of any one element changes the hash."""
+
+_HASHED_AT_ONCE = 1 << 22
+"""Elements: each becomes three numbers of 8 bytes, for which a device that is full has no room for all of a table."""
 
 
 def check_same_config(run: AnyRun, mesh: Mesh) -> None:
@@ -82,7 +83,7 @@ class ReplicaGradients:
         shared_over, ownership = _find_shared_over(model), ownership_of(model)
         summed_over = [mesh.dp_cp] if shared_over is None else [shared_over, mesh.dp_replicate]
         self._shared: list[_Shared] = []
-        if max(axis.degree for axis in summed_over) <= _COMMUTES:
+        if max(axis.degree for axis in summed_over) <= COMMUTES:
             return
         by_axis: dict[Axis, list[Tensor]] = {mesh.tp: []}
         for name, param in parameters.items():
@@ -173,11 +174,15 @@ def check_replicas(model: nn.Module, mesh: Mesh) -> None:
 
 
 def _hash(param: Tensor) -> Tensor:
-    """Sum of the bits of each element, weighted by its index."""
+    """Sum of the bits of each element, weighted by its index; 0 where this rank has none of them."""
     width = torch.int32 if param.element_size() == 4 else torch.int16
-    bits = param.detach().contiguous().view(width).flatten().to(torch.int64)
-    weights = torch.arange(1, 2 * bits.numel(), 2, device=bits.device) * _WEIGHT
-    return (bits * weights).sum()
+    bits = param.detach().contiguous().view(width).flatten()
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for first in range(0, bits.numel(), _HASHED_AT_ONCE):
+        piece = bits[first : first + _HASHED_AT_ONCE]
+        weights = torch.arange(2 * first + 1, 2 * (first + piece.numel()), 2, device=bits.device) * _WEIGHT
+        total += (piece.to(torch.int64) * weights).sum()
+    return total
 
 
 def _find_different(names: list[str], hashes: dict[str, Tensor], axis: Axis) -> list[str]:

@@ -58,6 +58,7 @@ def _look(run: AnyRun) -> tuple[int, int, dict[str, int]]:
     with trace.record() as recorded:
         trainer.step([batch] * run.train.gradient_accumulation, 0.01)
     kinds = [each.kind for each in recorded.collectives if each.axis == "dp_shard" and each.shape != (1,)]
+    assert all(master.grad is None for master in trainer.optimizer.masters.values()), "else they are there twice"
     masters = sum(master.numel() for master in trainer.optimizer.masters.values())
     held = sum(local_of(param).numel() for param in trainer.model.parameters())
     assert all(param.is_contiguous() for param in trainer.optimizer.masters.values())
@@ -95,11 +96,13 @@ def _fine_tune(folder: Path, model: Path, name: str, *overrides: str) -> AnyRun:
     return load_training_config(str(file), overrides)
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.lora.rank=2",)], ids=["all", "adapters"])
+@pytest.mark.parametrize(
+    "overrides", [(), ("model.lora.rank=2",), ("model.lora.rank=1",)], ids=["all", "adapters", "adapters-of-one-row"]
+)
 def test_a_directory_is_trained_further_by_ranks_that_share_it_out(
     ranks: Ranks, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
-    """Adapters too: what is frozen is gathered, and has no gradient to reduce."""
+    """Adapters too: what is frozen is gathered, and has no gradient to reduce. Of one row a rank has none."""
     model = save_hf_model(tmp_path / "model", "llama")
     whole = _fine_tune(tmp_path, model, "whole", *overrides, "train.micro_batch_size=8")
     ranks(1).call(_train, run=whole)

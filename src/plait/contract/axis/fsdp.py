@@ -8,6 +8,7 @@ from plait.config.run import RunConfig
 from plait.contract.collective import Collective
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
+from plait.contract.pipeline.stage import list_ends
 from plait.contract.pipeline.step import select_run_parts
 from plait.contract.recompute import list_backward
 from plait.contract.step import REDUCE, list_collectives
@@ -50,11 +51,7 @@ class Units:
 def derive_units(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> Units:
     """What is gathered and reduced as one, where `dp_shard` is more than one; of a pipeline on pp rank `pp_rank`."""
     parts = select_run_parts(run, pp_rank)
-    ends = (
-        *(contract.entry if any(part.is_first for part in parts) else ()),
-        *(contract.exit if any(part.is_last for part in parts) else ()),
-    )
-    block, root = (_derive_unit(run, contract, ops) for ops in (contract.block, ends))
+    block, root = (_derive_unit(run, contract, ops) for ops in (contract.block, list_ends(contract, parts)))
     return Units(block, root, sum(len(part.layers) for part in parts), run.parallel.frees_blocks)
 
 

@@ -6,10 +6,11 @@ from plait.config.run import RunConfig
 from plait.contract.axis.fsdp import count_share
 from plait.contract.collective import Collective
 from plait.contract.model import ModelContract
+from plait.contract.pipeline.stage import list_parameters
 from plait.contract.step import REDUCE
 from plait.sharding import Ownership, StagePart
 
-_COMMUTES = 2
+COMMUTES = 2
 """Addends whose sum is the same in any order."""
 
 
@@ -21,10 +22,11 @@ def derive_replica_copies(run: RunConfig, contract: ModelContract, parts: Sequen
     shape, setting = run.parallel.mesh_shape, contract.setting
     shared = shape.degree("dp_shard_cp") if shape.dp_shard > 1 else 1
     summed = (shared, shape.dp_replicate) if shape.dp_shard > 1 else (shape.degree("dp_cp"),)
-    if max(summed) <= _COMMUTES:
+    if max(summed) <= COMMUTES:
         return []
     held = {("tp", setting.tp): 0}
-    for ownership in _list_parameters(contract, parts):
+    for parameter in list_parameters(contract, parts):
+        ownership = parameter.ownership
         axis = _find_holders(ownership, setting.tp, setting.rank)
         held[axis] = held.get(axis, 0) + count_share(ownership, setting.rank, shared)
     dtype = setting.statistics_dtype
@@ -33,17 +35,6 @@ def derive_replica_copies(run: RunConfig, contract: ModelContract, parts: Sequen
         for (name, degree), numel in held.items()
         if degree > 1 and numel
     ]
-
-
-def _list_parameters(contract: ModelContract, parts: Sequence[StagePart]) -> list[Ownership]:
-    """Of the ends and of every block that stages have; a tied one once."""
-    ends = [
-        *(contract.entry if any(part.is_first for part in parts) else ()),
-        *(contract.exit if any(part.is_last for part in parts) else ()),
-    ]
-    held = {p.ownership.name: p.ownership for op in ends for p in op.parameters}
-    block = [p.ownership for op in contract.block for p in op.parameters]
-    return [*held.values(), *block * sum(len(part.layers) for part in parts)]
 
 
 def _find_holders(ownership: Ownership, tp: int, rank: int) -> tuple[str, int]:

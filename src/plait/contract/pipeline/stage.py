@@ -7,6 +7,7 @@ from functools import cached_property
 from plait.contract.collective import Collective
 from plait.contract.model import ModelContract
 from plait.contract.op import Op
+from plait.contract.parameter import Parameter
 from plait.contract.pipeline.order import Work
 from plait.contract.recompute import list_backward
 from plait.contract.step import Move, list_collectives, list_gemms, list_moves, sum_flops
@@ -81,16 +82,26 @@ def _is_for_input(op: Op, move: Move) -> bool:
     return not op.parameters or move.tensor in ("dx", "dy")
 
 
-def count_parameters(contract: ModelContract, parts: Iterable[StagePart]) -> int:
-    """Elements of the parameters that a rank holds of its stages, a tied one once."""
+def list_ends(contract: ModelContract, parts: Iterable[StagePart]) -> tuple[Op, ...]:
+    """What a rank does around the blocks, as far as its stages have it."""
     parts = tuple(parts)
-    ends = [
+    return (
         *(contract.entry if any(part.is_first for part in parts) else ()),
         *(contract.exit if any(part.is_last for part in parts) else ()),
-    ]
-    held = list({p.ownership.name: p for op in ends for p in op.parameters}.values())
-    block = [p for op in contract.block for p in op.parameters] * sum(len(part.layers) for part in parts)
-    return sum(p.layout.local_numel(contract.setting.rank) for p in (*held, *block))
+    )
+
+
+def list_parameters(contract: ModelContract, parts: Iterable[StagePart]) -> tuple[Parameter, ...]:
+    """Those that a rank holds of its stages, block by block; a tied one once."""
+    parts = tuple(parts)
+    held = {p.ownership.name: p for op in list_ends(contract, parts) for p in op.parameters}
+    block = [p for op in contract.block for p in op.parameters]
+    return (*held.values(), *block * sum(len(part.layers) for part in parts))
+
+
+def count_parameters(contract: ModelContract, parts: Iterable[StagePart]) -> int:
+    """Their elements."""
+    return sum(p.layout.local_numel(contract.setting.rank) for p in list_parameters(contract, parts))
 
 
 def select_modules(modules: Iterable[str], parts: Sequence[StagePart]) -> Iterator[str]:
