@@ -54,7 +54,7 @@ class RankReport:
     @classmethod
     def of_error(cls, rank: int, error: BaseException) -> Self:
         """A rank that raised `error`; the frames that only called what failed are left out."""
-        error = _take_for_transport(error)
+        error = build_peer_error(error) or error
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_CALLERS):
             frames = frames.tb_next
@@ -75,12 +75,15 @@ class RankReport:
         return isinstance(self.error, TransportError)
 
 
-def _take_for_transport(error: BaseException) -> BaseException:
-    """What torch raises by itself when it lost another rank: parts of it communicate without our wrapper."""
+def build_peer_error(error: BaseException) -> TransportError | None:
+    """What it means where torch raised it by itself, as it lost another rank; None of any other error.
+
+    Parts of torch communicate without our wrapper.
+    """
     text = str(error)
     is_ours = isinstance(error, PlaitError) or not isinstance(error, RuntimeError)
     if is_ours or not (type(error).__name__ in _TORCH_ERRORS or "gloo/" in text):
-        return error
+        return None
     kind = TransportTimeout if "timed out" in text.lower() else TransportError
     return kind(text.partition("\n")[0]).with_traceback(error.__traceback__)
 

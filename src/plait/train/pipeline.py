@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from plait.comm import collectives
 from plait.comm.mesh import Mesh
 from plait.config.run import RunConfig
+from plait.contract.context.sequences import Sequences
 from plait.contract.pipeline.step import build_pipeline, select_run_parts
 from plait.contract.pipeline.stream import derive_stream_shape
 from plait.contract.training import build_setting
 from plait.models.stage import Stage
-from plait.parallel.apply import Tied, enter_sequences, record_of, tie, tied_in
+from plait.parallel.apply import Tied, record_of, tie, tied_in
 from plait.parallel.fsdp.local import count_share, local_of
 from plait.parallel.pipeline.schedule import TorchSchedule, build_schedule, explain_failure
 from plait.parallel.pipeline.stage import RunningStage, Stream
@@ -38,6 +39,8 @@ class PipelineTrainer(Trainer):
     schedule: TorchSchedule = field(init=False)
     batches: Sequence[MicroBatch] = ()
     """Those of the step under way."""
+    sequences: list[Sequences | None] = field(default_factory=list)
+    """Of each of them, as its passes go by them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,14 +74,18 @@ class PipelineTrainer(Trainer):
     def _compute_gradients(self, micro_batches: Iterable[MicroBatch]) -> Tensor:
         """As of all layers; loss and targets are those of the last stage, and zero on ranks that have not got it."""
         self.batches, device = list(micro_batches), self.mesh.device
-        own = [self._enter(batch) for batch in self.batches]
+        own: list[tuple[Tensor, Tensor]] = []
+        self.sequences = []
+        for batch in self.batches:
+            own.append(self._enter(batch))
+            self.sequences.append(self.mesh.sequences)
         tokens = [torch.cat([tokens for tokens, _ in own])] if self.is_first else []
         targets = torch.cat([targets for _, targets in own]) if self.is_last else None
         losses: list[Tensor] = []
         try:
             self.schedule.step(*tokens, target=targets, losses=losses, return_outputs=False)
         except RuntimeError as error:
-            raise explain_failure(error) from error
+            raise explain_failure(error) from None
         totals = torch.zeros(2, dtype=torch.float64, device=device)
         for loss in losses:
             totals[0] += loss.detach().double()
@@ -88,9 +95,8 @@ class PipelineTrainer(Trainer):
 
     def _go_on_with(self, index: int) -> None:
         """A pass of a micro-batch begins or goes on: its masks and its documents are those of the model now."""
-        batch = self.batches[index]
-        self.offset.set(batch.first_token)
-        enter_sequences(self.model, self.run.seq_len, batch.documents)
+        self.offset.set(self.batches[index].first_token)
+        self.mesh.sequences = self.sequences[index]
 
     def _sum_repeated_gradients(self) -> None:
         """That of a table which is embedding here and head there: each of the two has what it is used for.

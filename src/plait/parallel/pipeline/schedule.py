@@ -12,6 +12,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from plait.comm.collectives import build_transport_error
+from plait.comm.failure import build_peer_error
 from plait.contract.pipeline.order import Pipeline
 from plait.errors import ContractError, PlaitError
 from plait.parallel.pipeline.stage import RunningStage
@@ -58,12 +59,13 @@ def build_schedule(pipeline: Pipeline, stages: Sequence[RunningStage], compute_l
 
 
 def explain_failure(error: RuntimeError) -> BaseException:
-    """What made a schedule fail: what a stage raised, which torch puts into an error of its own, or a missing stage."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, PlaitError):
-            return cause
-        cause = cause.__cause__
-    if error.__cause__ is not None:
-        return error.__cause__
-    return build_transport_error(error)
+    """What made a schedule fail: what a stage raised, which torch may put into an error of its own, or a lost stage."""
+    within: BaseException | None = error
+    while within is not None:
+        if isinstance(within, PlaitError):
+            return within
+        within = within.__cause__
+    cause = error if error.__cause__ is None else error.__cause__
+    if isinstance(cause, RuntimeError) and build_peer_error(cause) is not None:
+        return build_transport_error(cause)
+    return cause
