@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Self
 
 import torch
@@ -28,10 +28,21 @@ _KNOWN = frozenset(
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch.serialization", "_get_layout"),
         ("torch", "Size"),
-        *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
     ]
 )
-"""Module and name of all that metadata is made of, dtypes aside."""
+"""Module and name of all that metadata is made of, dtypes and paths aside."""
+
+_PATHS = {
+    (module, f"{system}Path"): kind
+    for module in ("pathlib", "pathlib._local")
+    for system, kind in (("Posix", PurePosixPath), ("Windows", PureWindowsPath))
+}
+"""What stands for a path in it, where the folder was when it was written, by whatever Python on whatever system."""
+
+_UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, EOFError, pickle.UnpicklingError,
+)  # fmt: skip
+"""What unpickling raises."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,8 @@ class _MetadataReader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """The classes that metadata is made of."""
+        if (module, name) in _PATHS:
+            return _PATHS[module, name]
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if (module, name) in _KNOWN or is_dtype:
             return super().find_class(module, name)
@@ -152,6 +165,6 @@ def _load_metadata(path: Path) -> Metadata:
             metadata = _MetadataReader(file).load()
         if not isinstance(metadata, Metadata):
             raise TypeError(f"it holds {type(metadata).__name__}")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"{path}: cannot be read ({type(error).__name__}: {error})", hint=HINT) from error
     return metadata

@@ -1,6 +1,5 @@
 """The steps of a save: a folder, a file from every rank, and then the name by which it is found."""
 
-import pickle
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -98,7 +97,7 @@ class Save:
         part = write_part(self.writing, file_name(rank), items, resolve) if items else None
         note, beside = self.writing / part_name(rank), self.writing / f".{part_name(rank)}"
         try:
-            beside.write_bytes(pickle.dumps(part))
+            beside.write_text("" if part is None else part.to_json(), encoding="utf-8")
             beside.rename(note)
         except OSError as error:
             raise CheckpointError(f"{note}: cannot be written ({error.strerror})") from error
@@ -130,9 +129,9 @@ class Save:
 
     def _take_note(self, rank: int) -> Part | None:
         path = self.writing / part_name(rank)
-        part: Part | None = pickle.loads(path.read_bytes())
+        text = path.read_text(encoding="utf-8")
         path.unlink()
-        return part
+        return Part.from_json(text) if text else None
 
     def _prune(self) -> None:
         """Remove old checkpoints, and what failed saves left. Each loses its name first: half of one is never found."""

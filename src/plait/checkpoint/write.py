@@ -4,8 +4,10 @@ torch's own writer of such files keeps every tensor of a file until the file is 
 the whole model in memory, and it does not sum up what it writes.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self, cast
@@ -20,8 +22,10 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from plait.checkpoint.index import FileSum, Index, sum_file
-from plait.checkpoint.names import INDEX, METADATA, list_keys
+from plait.checkpoint.names import INDEX, METADATA, STATE, list_keys
+from plait.checkpoint.part import build_state_item, build_write_item
 from plait.errors import CheckpointError
+from plait.sharding import Interval
 
 Resolve = Callable[[WriteItem], Any]
 """What an item is: a tensor, or an object that is pickled; asked for when it is its turn."""
@@ -34,6 +38,22 @@ class Part(NamedTuple):
     sum: FileSum
     items: list[WriteItem]
     results: list[WriteResult]
+
+    def to_json(self) -> str:
+        """Text of the note by which a rank tells the first one of it; to read it runs nothing that it may name."""
+        pieces = [_describe_piece(*each) for each in zip(self.items, self.results, strict=True)]
+        return json.dumps({"file": self.file, "sum": asdict(self.sum), "pieces": pieces})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """What another rank told of."""
+        note = json.loads(text)
+        items = [_build_item(piece) for piece in note["pieces"]]
+        results = [
+            _build_result(item, note["file"], *piece["place"])
+            for item, piece in zip(items, note["pieces"], strict=True)
+        ]
+        return cls(note["file"], FileSum(**note["sum"]), items, results)
 
 
 class SummedFile:
@@ -77,12 +97,38 @@ def write_part(folder: Path, file: str, items: Iterable[WriteItem], resolve: Res
             for item in items:
                 start = stream.size_bytes
                 torch.save(_compact(resolve(item)), cast("IO[bytes]", stream))
-                length = stream.size_bytes - start
                 written.append(item)
-                results.append(WriteResult(item.index, length, _StorageInfo(file, start, length)))
+                results.append(_build_result(item, file, start, stream.size_bytes - start))
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{folder / file}: cannot be written ({_describe(error)})") from error
     return Part(file, FileSum(stream.size_bytes, stream.crc32), written, results)
+
+
+def _describe_piece(item: WriteItem, result: WriteResult) -> dict[str, Any]:
+    """What was written, and where in the file; of the state of a run there is but one."""
+    place = [result.storage_data.offset, result.storage_data.length]
+    data = item.tensor_data
+    if data is None:
+        return {"name": item.index.fqn, "place": place}
+    return {
+        "name": item.index.fqn,
+        "shape": list(data.size),
+        "dtype": str(data.properties.dtype).removeprefix("torch."),
+        "starts": list(data.chunk.offsets),
+        "sizes": list(data.chunk.sizes),
+        "place": place,
+    }
+
+
+def _build_item(piece: Mapping[str, Any]) -> WriteItem:
+    if piece["name"] == STATE:
+        return build_state_item()
+    intervals = [Interval(start, start + size) for start, size in zip(piece["starts"], piece["sizes"], strict=True)]
+    return build_write_item(piece["name"], piece["shape"], intervals, getattr(torch, piece["dtype"]))
+
+
+def _build_result(item: WriteItem, file: str, start: int, length: int) -> WriteResult:
+    return WriteResult(item.index, length, _StorageInfo(file, start, length))
 
 
 def write_metadata(folder: Path, step: int, state: Mapping[str, Any], parts: Iterable[Part]) -> None:

@@ -1,9 +1,11 @@
 """One rank after another writes and reads its part, without a process group: any degrees, every kind of ownership."""
 
 import pickle
+import sys
 from io import BytesIO
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import ModuleType
 
 import pytest
 import torch
@@ -11,10 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plait.checkpoint.index import Index, sum_file
-from plait.checkpoint.names import list_checkpoints
-from plait.checkpoint.part import Owned, Tensors, build_owned
+from plait.checkpoint.names import list_checkpoints, part_name
+from plait.checkpoint.part import Owned, Tensors, build_owned, build_state_item, build_write_item
 from plait.checkpoint.read import Checkpoint, check_fits
 from plait.checkpoint.save import Save
+from plait.checkpoint.write import Part, write_part
 from plait.config.model import GptConfig
 from plait.config.presets import load_preset
 from plait.contract.model import derive_ownership
@@ -208,3 +211,40 @@ def test_metadata_from_elsewhere_runs_nothing(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(CheckpointError, match=r".metadata: cannot be read .*which is no part of metadata"):
         Checkpoint.from_folder(saved)
     assert not (tmp_path / "harmed").exists()
+
+
+def test_a_note_tells_all_of_what_was_written_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [build_state_item(), build_write_item("w", (3, 4), (Interval(1, 3), Interval(0, 4)), torch.bfloat16)]
+    held = {"state": {"seed": 5}, "w": torch.ones(2, 4, dtype=torch.bfloat16)}
+    part = write_part(tmp_path, "file", items, lambda item: held[item.index.fqn])
+    assert Part.from_json(part.to_json()) == part
+    monkeypatch.chdir(tmp_path)
+    save = Save(tmp_path, 1, {})
+    save.begin()
+    (save.writing / part_name(0)).write_bytes(pickle.dumps(_Harm()))
+    with pytest.raises(ValueError, match="codec can't decode|Expecting value"):
+        save.publish(1)
+    assert not (tmp_path / "harmed").exists()
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+@pytest.mark.parametrize("kind", ["PosixPath", "WindowsPath"])
+def test_metadata_of_another_python_and_another_system_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, kind: str
+) -> None:
+    """Python 3.13 has its paths in a module of their own; no system makes the paths of another."""
+    saved = _save(tmp_path, [{"w": build_owned(Ownership("w", (4,)), torch.ones(4))}])
+    with (saved / ".metadata").open("rb") as file:
+        metadata = pickle.load(file)
+    there = ModuleType(module)
+    foreign = type(kind, (PurePosixPath,), {"__module__": module})
+    setattr(there, kind, foreign)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, module, there)
+        metadata.storage_meta.checkpoint_id = foreign("elsewhere")
+        (saved / ".metadata").write_bytes(pickle.dumps(metadata))
+    files = {path.name: sum_file(path) for path in saved.iterdir() if path.name != "index.json"}
+    (saved / "index.json").write_text(Index(1, {}, files).to_json())
+    target = {"w": build_owned(Ownership("w", (4,)), torch.zeros(4))}
+    Checkpoint.from_folder(saved).read_into(target)
+    assert target["w"].tensor.tolist() == [1.0] * 4
