@@ -29,10 +29,13 @@ class Saves:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Wait for the save under way. After an error nobody is asked: it may be that of a rank that is lost."""
+        """Wait for the save under way. After an error nobody is asked: it may be that of a rank that is lost.
+
+        One that is interrupted at once is given up.
+        """
         if error is None:
             self.finish()
-        elif self._under_way is not None and isinstance(error, TransportError):
+        elif self._under_way is not None and isinstance(error, TransportError | KeyboardInterrupt):
             self._under_way.abandon()
         elif self._under_way is not None:
             self._under_way.end(self._trainer.run.train.timeout_s)

@@ -22,7 +22,7 @@ from plait.config.run import AnyRun, FineTuneConfig, RunConfig
 from plait.contract.model import derive_recipes
 from plait.contract.quantization import list_histories
 from plait.errors import CheckpointError, ConfigError
-from plait.hf.directory.source import derive_part_shape, take_own_part
+from plait.hf.directory.source import Intervals, derive_part_shape, take_own_part
 from plait.parallel.apply import intervals_of, ownership_of, record_of, repeated_in
 from plait.parallel.precision.model import find_precisions
 from plait.quant.history import AmaxHistories
@@ -174,40 +174,39 @@ def list_tensors(trainer: Trainer) -> dict[str, Owned]:
 
     Delayed scales look back at histories that every rank has. What is not trained is not among them.
     """
-    ownership = ownership_of(trainer.model)
+    ownership, held = ownership_of(trainer.model), intervals_of(trainer.model)
     tensors = [(model_name, fqn, master) for fqn, master in trainer.optimizer.masters.items()]
     tensors += [(partial(optimizer_name, kind), fqn, moment) for kind, fqn, moment in trainer.optimizer.moments()]
     listed = {
         build_name(part): owned
         for build_name, fqn, tensor in tensors
-        for part, owned in _list_parts(trainer, ownership[fqn], tensor.detach())
+        for part, owned in _list_parts(trainer, ownership[fqn], held[fqn], tensor.detach())
     }
     histories = _find_histories(trainer)
     if histories is not None:
         for name, values in zip(map(history_name, histories.names), histories.values, strict=True):
-            listed[name] = _own(trainer, Ownership(name, (histories.length,)), values)
+            listed[name] = _own(trainer, Ownership(name, (histories.length,)), None, values)
     return listed
 
 
-def _own(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Owned:
+def _own(trainer: Trainer, ownership: Ownership, held: Intervals | None, tensor: Tensor) -> Owned:
     """What FSDP has cut, all ranks of dp_shard write; of ranks that hold the same, one does, not always the first."""
     mesh, record = trainer.mesh, record_of(trainer.model)
-    intervals = intervals_of(trainer.model).get(ownership.name)
-    is_cut = record is not None and record.sharded_over is not None and intervals is not None
+    is_cut = record is not None and record.sharded_over is not None and held is not None
     holders = mesh.dp_replicate if is_cut else mesh.dp_cp
     is_writer = holders.rank == crc32(ownership.name.encode()) % holders.degree
     is_writer = is_writer and ownership.name not in repeated_in(trainer.model)
     owned = build_owned(ownership, tensor, mesh.tp.rank, is_replica_written=is_writer)
-    return owned if intervals is None else replace(owned, intervals=intervals)
+    return owned if held is None else replace(owned, intervals=held)
 
 
-def _list_parts(trainer: Trainer, ownership: Ownership, tensor: Tensor) -> Iterator[tuple[str, Owned]]:
+def _list_parts(trainer: Trainer, ownership: Ownership, held: Intervals, tensor: Tensor) -> Iterator[tuple[str, Owned]]:
     """What of a tensor has a name of its own in a checkpoint: all of it, or views of its parts."""
     parts = trainer.parts.get(ownership.name)
     if parts is None:
-        yield ownership.name, _own(trainer, ownership, tensor)
+        yield ownership.name, _own(trainer, ownership, held, tensor)
         return
-    owned = _own(trainer, ownership, tensor)
+    owned = _own(trainer, ownership, held, tensor)
     for fqn, stored in parts:
         intervals, part = take_own_part(owned.tensor, owned.intervals, stored)
         yield fqn, replace(owned, shape=derive_part_shape(stored), intervals=intervals, tensor=part)
