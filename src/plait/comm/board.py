@@ -86,7 +86,7 @@ class Board:
             for knock in range(self._num_answered + 1, num_knocks + 1):
                 self._ask(partial(self._all_worlds.set, f"answer/{knock}", str(self._world)))
             self._num_answered = num_knocks
-        return not self._missing("arrived")
+        return self._have_all("arrived")
 
     def wait_for_return(self, limit_s: float) -> bool:
         """Wait for all ranks to finish; whether they did, or one has failed.
@@ -95,16 +95,16 @@ class Board:
             TransportTimeout: neither within the limit.
         """
         self._set("returned")
-        if not _poll(lambda: not self._missing("returned") or self.has_failed(), limit_s):
+        if not _poll(lambda: self._have_all("returned") or self.has_failed(), limit_s):
             missing = ", ".join(map(str, self._missing("returned")))
             raise TransportTimeout(f"rank {self.rank} has finished, but ranks {missing} did not within {limit_s:.0f} s")
-        return not self._missing("returned")
+        return self._have_all("returned")
 
     def leave(self) -> None:
         """Say that nothing more is read here; the rank that holds the store waits for all to say so."""
         self._set("left")
         if self._holds_store:
-            _poll(lambda: not self._missing("left"), GRACE_S)
+            _poll(lambda: self._have_all("left"), GRACE_S)
 
     def post_beat(self) -> None:
         """Give a sign of life, and let others read the latest collectives of this rank."""
@@ -134,7 +134,7 @@ class Board:
     def wait_for_reports(self, limit_s: float) -> list[RankReport]:
         """The reports of all ranks; after the limit, those that said nothing as absent."""
         start = time.monotonic()
-        _poll(lambda: not self._missing("report"), limit_s)
+        _poll(lambda: self._have_all("report"), limit_s)
         return [self._read(rank, time.monotonic() - start) for rank in range(self._world_size)]
 
     def announce(self, combined: PlaitError) -> None:
@@ -156,12 +156,13 @@ class Board:
         error: PlaitError = pickle.loads(bytes.fromhex(self._ask(lambda: self._all_worlds.get("verdict")).decode()))
         return error
 
+    def _have_all(self, notice: str) -> bool:
+        """Whether all ranks have posted a notice: one question, as all of them ask it over and over."""
+        return bool(self._ask(lambda: self._store.check([f"{notice}/{rank}" for rank in range(self._world_size)])))
+
     def _missing(self, notice: str) -> list[int]:
         """Ranks that have not posted a notice."""
-        ranks = range(self._world_size)
-        if self._ask(lambda: self._store.check([f"{notice}/{rank}" for rank in ranks])):
-            return []
-        return [rank for rank in ranks if not self._has(notice, rank)]
+        return [rank for rank in range(self._world_size) if not self._has(notice, rank)]
 
     def _read(self, rank: int, waited_s: float) -> RankReport:
         if (posted := self._find("report", rank)) is not None:

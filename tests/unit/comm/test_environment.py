@@ -4,7 +4,7 @@ import pytest
 
 from plait.comm.environment import check_world_size, detect_launch, first_host
 from plait.errors import ConfigError
-from plait.sharding import MeshShape
+from plait.sharding import AXES, MeshShape
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "head", "MASTER_PORT": "29500"}
 SLURM = {
@@ -94,7 +94,10 @@ def test_contradicting_variables_are_refused_by_name(environ, message):
 
 
 def test_a_world_of_another_size_than_the_mesh_is_refused_before_any_process_group():
-    with pytest.raises(ConfigError, match=r"torchrun started 8 ranks, but the mesh dp_replicate=2 tp=2 needs 4"):
+    with pytest.raises(
+        ConfigError, match=r"torchrun started 8 ranks, but the mesh dp_replicate=2 tp=2 needs 4"
+    ) as caught:
         check_world_size(detect_launch(TORCHRUN), MeshShape(dp_replicate=2, tp=2))
+    assert all(axis in str(caught.value.hint) for axis in AXES)
     check_world_size(detect_launch(TORCHRUN), MeshShape(dp_replicate=2, tp=4))
     check_world_size(detect_launch({}), MeshShape(dp_replicate=2, tp=4))

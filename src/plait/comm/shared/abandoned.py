@@ -20,7 +20,8 @@ def create_held(path: Path, mode: int = 0o600) -> int:
     """
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks, on which nobody finds a file abandoned either
+            fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file).st_nlink:
             return file
         # Between the two calls somebody found a file that nobody held.
