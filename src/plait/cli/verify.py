@@ -19,10 +19,12 @@ from plait.verify.table import build_table
 _DEFAULTS = (
     "precision.compute=float32",
     "train.micro_batch_size=2",
-    "train.gradient_accumulation=1",
     "parallel.dp_replicate=1",
 )
 """What a verification runs unless overridden: small, and in a precision in which errors cannot hide."""
+
+_ANY_MICRO_BATCHES = ("pipeline.schedule=gpipe", "pipeline.stages_per_rank=1")
+"""A pipeline that takes any number of micro-batches, as long as it is not known how many ranks it has."""
 
 _DEFAULT_TP = 2
 
@@ -52,8 +54,9 @@ def command(
     Every rank of the mesh runs here, and the unsharded model is given the sequences of all of them. Logits, loss,
     every gradient, the gradient norm and the updated parameters must be within a stated error budget; linear regions
     on small integers and replicas must be equal bit for bit; the collectives issued must be those of the contract, and
-    the messages moved those of the schedules. Runs in float32, each data-parallel rank on 2 sequences of at most 32
-    tokens, unless overridden. Exit status 0 only if all holds.
+    the messages moved those of the schedules. Runs in float32, on micro-batches of 2 sequences of at most 32 tokens, of
+    which each data-parallel rank takes one, or as many as the pipeline has ranks, unless overridden. Exit status 0 only
+    if all holds.
 
     Under a precision recipe the unsharded model has it too, and both compute in float64 but for the quantizers:
     sharding may change no quantized value. What the recipe does, against the unquantized model, is stated beside it.
@@ -79,7 +82,8 @@ def _load_config(source: str, overrides: Sequence[str], tp: int | None, no_seque
     asked = [*_DEFAULTS, *overrides]
     asked += [f"parallel.tp={tp}"] if tp is not None else []
     asked += ["parallel.sequence_parallel=false"] if no_sequence_parallel else []
-    config = load_run_config(source, asked)
+    config = load_run_config(source, [*asked, *_ANY_MICRO_BATCHES])
+    asked.insert(0, f"train.gradient_accumulation={config.parallel.pp}")
     if "tp" not in config.parallel.model_fields_set:
         asked.append(f"parallel.tp={_DEFAULT_TP}")
     if not any(override.startswith("train.seq_len=") for override in overrides):
