@@ -1,8 +1,10 @@
 """Which rank is called slow."""
 
+from statistics import median
+
 import pytest
 
-from plait.train.faults.pace import Pace, RankPace, SlowRanks
+from plait.train.faults.pace import Pace, RankPace, SlowRanks, _find_median_without
 
 
 def build_pace(*busy_s: float, num_steps: int = 10) -> Pace:
@@ -43,3 +45,12 @@ def test_it_is_said_once_until_it_changes():
     assert said.describe_change(slow) is None
     assert said.describe_change(even) == "no rank is slow any more"
     assert said.describe_change(even) is None
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_rank_is_compared_with_the_median_of_the_others(number: int) -> None:
+    busy_s = [0.1 * (7 * place % number) for place in range(number)]
+    for place, each in enumerate(sorted(busy_s)):
+        others = [other for at, other in enumerate(sorted(busy_s)) if at != place]
+        expected = median(others) if others else float("inf")
+        assert _find_median_without(sorted(busy_s), place) == pytest.approx(expected), each

@@ -92,8 +92,9 @@ def find_documents(ids_BS: Tensor) -> tuple[tuple[Interval, ...], ...]:
             hint="give each token the number of its document, -1 for padding",
         )
     rows = []
-    for ids in ids_BS.tolist():
-        edges = [0, *(at for at in range(1, len(ids)) if ids[at] != ids[at - 1]), len(ids)] if ids else []
+    for ids in ids_BS.cpu():
+        changes = (ids[1:] != ids[:-1]).nonzero().flatten() + 1
+        edges = [0, *changes.tolist(), len(ids)] if len(ids) else []
         parts = (Interval(start, stop) for start, stop in pairwise(edges))
         rows.append(tuple(part for part in parts if ids[part.start] >= 0))
     return tuple(rows)

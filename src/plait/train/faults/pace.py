@@ -1,6 +1,7 @@
 """Which rank the others wait for. All ranks take as long for a step; a slow one is busy while the others wait."""
 
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -38,7 +39,8 @@ class Pace:
 
     def list_slow(self) -> list[int]:
         """The ranks that the others wait for."""
-        return [rank for rank in range(len(self.ranks)) if self._is_slow(rank)]
+        ordered = sorted(pace.busy_s for pace in self.ranks)
+        return [rank for rank, pace in enumerate(self.ranks) if self._is_slow(pace.busy_s, ordered)]
 
     def describe_slow(self) -> str:
         """Which ranks those are, and by how much; or that there is none any more."""
@@ -58,10 +60,18 @@ class Pace:
         busy_s = [pace.busy_s for pace in self.ranks]
         return {"busy_s_median": median(busy_s), "busy_s_most": max(busy_s), "busiest_rank": busy_s.index(max(busy_s))}
 
-    def _is_slow(self, rank: int) -> bool:
-        others = [pace.busy_s for other, pace in enumerate(self.ranks) if other != rank]
-        busy_s, usual_s = self.ranks[rank].busy_s, median(others or [float("inf")])
+    def _is_slow(self, busy_s: float, ordered: Sequence[float]) -> bool:
+        usual_s = _find_median_without(ordered, bisect_left(ordered, busy_s))
         return busy_s > _SLOW * usual_s and (busy_s - usual_s) * self.num_steps > _NOTABLE_S
+
+
+def _find_median_without(ordered: Sequence[float], place: int) -> float:
+    """Of all but the number at one place; infinite where there is no other. Every rank asks it of every rank."""
+    last = len(ordered) - 2
+    if last < 0:
+        return float("inf")
+    middle = (last // 2, (last + 1) // 2)
+    return sum(ordered[each + (each >= place)] for each in middle) / 2
 
 
 class PaceMeter:
