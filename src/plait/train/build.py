@@ -53,7 +53,6 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
     seed_dropout(model, run.seed)
     compute = getattr(torch, run.precision.compute)
     parameters = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    _round_frozen(model, compute)
     optimizer = AdamW(parameters, compute, run.train)
     gradients = _build_gradients(run, model, parameters)
     replicas = ReplicaGradients(parameters, model, mesh, find_master_dtype(run))
@@ -144,6 +143,7 @@ def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
     )
     if not any(param.requires_grad for param in model.parameters()):
         raise ConfigError(f"{run.model.path}: none of its parameters is trained")
+    _round_frozen(model, getattr(torch, run.precision.compute))
     if run.parallel.dp_shard > 1:
         if packed := list_parts(model):
             raise ConfigError(
@@ -151,7 +151,6 @@ def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
                 f"parallel.dp_shard = {run.parallel.dp_shard} would cut across",
                 hint="use parallel.dp_replicate, or train a directory whose linears are apart, as Llama's are",
             )
-        _round_frozen(model, getattr(torch, run.precision.compute))
         _apply_fsdp(model, run, mesh)
     return model
 

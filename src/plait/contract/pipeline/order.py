@@ -1,7 +1,7 @@
 """In which order a rank of a pipeline works: the schedules of torch.distributed.pipelining as data.
 
-torch's classes run them. That these lists are what runs is checked when a pipeline is built, and a run's trace is
-compared with what is derived from them.
+torch's classes run them. Some have such lists of their own, which are compared when a pipeline is built.
+The trace of a run is compared with what is derived from ours.
 """
 
 from collections import Counter
@@ -12,9 +12,6 @@ from functools import lru_cache
 
 from plait.config.axis.pipeline import Schedule
 from plait.sharding import list_rank_stages
-
-SPLITS_BACKWARD: frozenset[Schedule] = frozenset({"zero_bubble"})
-"""Schedules that compute the gradients of weights apart from, and later than, those of inputs."""
 
 
 class Work(StrEnum):
@@ -51,10 +48,6 @@ class Pipeline:
     def num_stages(self) -> int:
         """Of all ranks."""
         return self.pp * self.stages_per_rank
-
-    def find_rank(self, stage: int) -> int:
-        """The pp rank that has a stage."""
-        return stage % self.pp
 
     def list_actions(self, rank: int) -> tuple[Action, ...]:
         """What pp rank `rank` does in a step, in order."""

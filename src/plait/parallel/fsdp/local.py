@@ -8,6 +8,7 @@ from plait.comm.mesh import Axis
 
 def local_of(tensor: Tensor) -> Tensor:
     """The part of a tensor that FSDP has cut, sharing its memory; any other tensor itself."""
+    # Not `to_local`, which makes another tensor each time: an optimizer knows what it updates by identity.
     own = getattr(tensor, "_local_tensor", None)
     return own if isinstance(own, torch.Tensor) else tensor
 

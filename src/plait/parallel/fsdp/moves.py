@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+# What `set_custom_all_gather` and `set_custom_reduce_scatter`, which are public, take; torch exports it nowhere else.
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 from plait.comm import collectives

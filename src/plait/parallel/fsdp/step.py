@@ -17,6 +17,9 @@ class StepUnits:
         reduce     the other way round: reduce_scatter of its gradients; all_reduce over dp_replicate of what that left
 
     What moves is in `contract.axis.fsdp`.
+
+    torch lets a unit be gathered from outside, but not reduced, nor its hooks be left out: this reaches into its state,
+    as it is in the versions that pyproject.toml allows.
     """
 
     def __init__(self, model: FSDPModule) -> None:
