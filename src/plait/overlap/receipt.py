@@ -62,9 +62,13 @@ class Line:
     @property
     def measured_exposed_s(self) -> float:
         """How long this rank waited for others, in all runs together that were measured; the device is waited for."""
+        self.read_stalls()
+        return self.waited_s
+
+    def read_stalls(self) -> None:
+        """Add what another device waited; it is waited for."""
         while self.unread:
             self.waited_s += self.unread.pop()()
-        return self.waited_s
 
     @property
     def what_runs(self) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from plait.comm.mesh import Mesh
 from plait.config.run import AnyRun
 from plait.errors import ConfigError
 from plait.overlap.receipt import Receipt, build_receipt_table
+from plait.overlap.stages import gather_receipt
 from plait.train.faults.pace import Pace, SlowRanks
 from plait.train.metrics import MetricsFile, Rates, Record
 from plait.train.progress import ProgressDisplay
@@ -98,17 +99,20 @@ class RunLog:
             self._display.say(f"asked to stop: saving step {step}")
         if not self._has_written:
             self._has_written = True
-            self._save_receipt()
+            receipt = self._save_receipt()
             is_asked = self._run.overlap.policy != "disabled" or self._run.quantization.resolved is not None
-            if self._receipt is not None and is_asked:
-                self._display.say_table(build_receipt_table(self._receipt))
+            if receipt is not None and is_asked:
+                self._display.say_table(build_receipt_table(receipt))
 
-    def _save_receipt(self) -> None:
+    def _save_receipt(self) -> Receipt | None:
+        """Write the receipt of all stages, which their ranks put together; None where there is none."""
         if self._receipt is None or self.receipt_path is None:
-            return
+            return None
+        receipt = gather_receipt(self._receipt, self._mesh.pp, self._mesh.device)
         with together(self._mesh):
             if self._is_writer:
-                _replace_text(self.receipt_path, json.dumps(self._receipt.to_json(), indent=2) + "\n")
+                _replace_text(self.receipt_path, json.dumps(receipt.to_json(), indent=2) + "\n")
+        return receipt
 
     def _describe_start(self) -> str:
         run, step = self._run, self._first_step

@@ -16,7 +16,7 @@ from plait.hf.stored import Stored
 from plait.parallel.apply import enter_sequences
 from plait.parallel.context.tokens import take_own
 from plait.parallel.dropout import TokenOffset
-from plait.parallel.grad_norm import clip_grad_norm_
+from plait.parallel.grad_norm import GradNorm
 from plait.parallel.loss import vocab_parallel_cross_entropy
 from plait.parallel.precision.model import HistoryUpdate
 from plait.sharding import build_split
@@ -68,9 +68,12 @@ class Trainer:
     offset: TokenOffset = field(init=False)
     histories: HistoryUpdate = field(init=False)
     """What reads where in the run tokens are, and what is updated after a step: found once."""
+    grad_norm: GradNorm = field(init=False)
+    """Which gradients this rank counts, found once too."""
 
     def __post_init__(self) -> None:
         self.offset, self.histories = TokenOffset(self.model), HistoryUpdate(self.model)
+        self.grad_norm = GradNorm(self.model)
 
     def step(self, micro_batches: Iterable[MicroBatch], learning_rate: float, *, stop: bool = False) -> StepResult:
         """Do one step.
@@ -93,7 +96,7 @@ class Trainer:
         self._sum_repeated_gradients()
         self.replicas.copy_first()
         self.gradients.scale(1 / max(1.0, num_targets))
-        norm = float(clip_grad_norm_(self.model, self.run.train.max_grad_norm or math.inf))
+        norm = float(self.grad_norm.clip_(self.run.train.max_grad_norm or math.inf))
         result = StepResult(loss_sum / max(1.0, num_targets), norm, stops > 0)
         _check_finite(result)
         self.optimizer.step(learning_rate)

@@ -1,6 +1,6 @@
 """Verifies a sharded model against its unsharded twin: every number of one training step, and every collective."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
@@ -11,7 +11,8 @@ from torch import Tensor
 from plait.config.run import RunConfig
 from plait.contract.pipeline.step import derive_transfers
 from plait.contract.training import build_setting
-from plait.overlap.receipt import build_empty_receipt
+from plait.overlap.receipt import Receipt, build_empty_receipt
+from plait.overlap.stages import merge_receipts
 from plait.verify.report import ExactCheck, RecipeError, Report, TensorError, TraceCheck
 from plait.verify.runtime import twin
 from plait.verify.runtime.compare import Measure, Step, find_distance
@@ -111,9 +112,16 @@ def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = 
         tuple(_measure_errors(steps, reference)),
         tuple(exact),
         tuple(traces),
-        results[0].receipt or build_empty_receipt(config.overlap.asked),
+        _merge_receipts(config, results),
         tuple(_measure_recipe(steps, reference)),
     )
+
+
+def _merge_receipts(config: RunConfig, results: Sequence[RankResult]) -> Receipt:
+    """That of the first rank of each stage."""
+    first, *_ = config.parallel.mesh_shape.list_groups("pp")
+    receipts = [receipt for rank in first if (receipt := results[rank].receipt) is not None]
+    return merge_receipts(receipts) if receipts else build_empty_receipt(config.overlap.asked)
 
 
 def _assemble_step(assembly: Assembly, phase: Phase) -> Step:
