@@ -75,7 +75,7 @@ class Slip:
 
     @contextmanager
     def _repeat(self) -> Iterator[None]:
-        names = ("all_reduce", "all_gather", "all_gather_into", "reduce_scatter")
+        names = ("all_reduce", "all_gather", "all_gather_into", "reduce_scatter", "all_to_all")
         with patch.multiple(collectives, **{name: self._repeated(getattr(collectives, name)) for name in names}):
             yield
 
@@ -96,6 +96,9 @@ def keep_own(issue: Callable[..., Any], axis: Axis, *tensors: Any) -> None:
     elif issue is dist.reduce_scatter_single:
         x_shard, x_partial = tensors
         x_shard.copy_(x_partial.chunk(axis.degree)[axis.rank])
+    elif issue is dist.all_to_all_single:
+        received, outgoing, *_ = tensors
+        received.copy_(outgoing.repeat(-(-received.numel() // outgoing.numel()))[: received.numel()])
     else:
         assert issue is dist.all_reduce, issue
 

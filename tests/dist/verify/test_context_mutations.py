@@ -105,13 +105,17 @@ def test_what_does_not_follow_the_tokens_is_found(ranks, fault):
 
 
 def list_slips():
-    overrides = (*SMALL, "context.method=all_gather")
-    config = build_config("llama-tiny", 1, *overrides)
-    for index, collective in enumerate(derive_step_collectives(config, derive_run_model(config))):
-        for how in ("drop", "average", "misplace", "repeat"):
-            is_of_totals = collective.dtype == "float64"
-            if how != "misplace" or (collective.kind is Kind.ALL_GATHER and not is_of_totals):
-                yield pytest.param(overrides, Slip(index, how), id=f"{how}-{index}-{collective}".replace(" ", "_"))
+    """With every collective where keys are gathered; with the exchanges where these take their place."""
+    for method in ("all_gather", "all_to_all"):
+        overrides = (*SMALL, f"context.method={method}")
+        config = build_config("llama-tiny", 1, *overrides)
+        for index, collective in enumerate(derive_step_collectives(config, derive_run_model(config))):
+            is_placed = collective.kind in (Kind.ALL_GATHER, Kind.ALL_TO_ALL) and collective.dtype != "float64"
+            if method == "all_to_all" and collective.kind is not Kind.ALL_TO_ALL:
+                continue
+            for how in ("drop", "average", "misplace", "repeat"):
+                if how != "misplace" or is_placed:
+                    yield pytest.param(overrides, Slip(index, how), id=f"{how}-{index}-{collective}".replace(" ", "_"))
 
 
 @pytest.mark.parametrize(("overrides", "slip"), [*list_slips()])
