@@ -13,7 +13,7 @@ from plait.config.overlap import OverlapConfig, Policy
 from plait.contract.context.attention import ContextMethod
 from plait.contract.context.mask import AttentionMask
 from plait.contract.context.sequences import Sequences
-from plait.contract.plan import AttentionCore, HeadLocal, Plan, Positions, Role
+from plait.contract.plan import AttentionCore, HeadLocal, Plan, Positions, Role, Row
 from plait.contract.quantization import align_plan
 from plait.errors import ConfigError
 from plait.overlap.collective_matmul import CollectiveMatmul
@@ -122,7 +122,7 @@ def parallelize(
     weights = {name: ownership[names[f"{name}.weight"]] for name in roles if f"{name}.weight" in names}
     precision = build_precision(quantization, model, mesh, roles, weights, is_kept, plan.num_blocks)
     context = context or ContextConfig()
-    _check_context(model, roles, mesh)
+    _check_context(model, roles, mesh, plan)
     _swap(model, _build_dropouts(model, roles))
     _apply_context(model, roles, mesh, context)
     matmul = CollectiveMatmul(mesh, OverlapConfig.model_validate(overlap)) if mesh.tp.degree > 1 else None
@@ -255,11 +255,12 @@ def _build_dropouts(model: nn.Module, roles: dict[str, Role]) -> dict[nn.Module,
     }
 
 
-def _check_context(model: nn.Module, roles: dict[str, Role], mesh: Mesh) -> None:
+def _check_context(model: nn.Module, roles: dict[str, Role], mesh: Mesh, plan: Plan) -> None:
     """Refuse a model whose attention would see its own tokens only, or drop what never exists."""
     if mesh.cp.degree == 1:
         return
-    if not any(isinstance(role, AttentionCore) for role in roles.values()):
+    is_only_ends = plan.num_blocks is not None and not any(isinstance(role, Row) for role in roles.values())
+    if not is_only_ends and not any(isinstance(role, AttentionCore) for role in roles.values()):
         raise ConfigError(
             f"parallelize: no module of this {type(model).__name__} has the role attention_core, so over cp of degree "
             f"{mesh.cp.degree} each token would see those of its own rank only",

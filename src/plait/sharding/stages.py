@@ -1,7 +1,7 @@
 """Which part of a model each stage of a pipeline holds, and on which rank the stage is."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 ENDS_AS_BLOCKS = 2
 """Embedding and head, where they count as a block each so that blocks can be shared out."""
@@ -35,8 +35,7 @@ def share_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
     else:
         each, rest = divmod(num_layers, num_stages)
         counts = [each + (index < rest) for index in range(num_stages)]
-    starts = [sum(counts[:index]) for index in range(num_stages)]
-    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
+    return tuple(range(stop - count, stop) for stop, count in zip(accumulate(counts), counts, strict=True))
 
 
 def derive_parts(num_layers: int, num_stages: int) -> tuple[StagePart, ...]:
@@ -56,6 +55,6 @@ def select_parts(num_layers: int, pp: int, stages_per_rank: int, rank: int) -> t
     return tuple(parts[index] for index in list_rank_stages(pp, stages_per_rank, rank))
 
 
-def find_idle_stage(parts: Sequence[StagePart]) -> StagePart | None:
-    """A stage without a block that has neither embedding nor head, if there is one."""
-    return next((part for part in parts if not part.layers and not (part.is_first or part.is_last)), None)
+def find_idle_stage(num_layers: int, num_stages: int) -> int | None:
+    """The first stage without a block that has neither embedding nor head, if there is one: however many are asked."""
+    return num_layers if num_stages > num_layers + ENDS_AS_BLOCKS else None

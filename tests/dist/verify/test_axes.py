@@ -40,6 +40,10 @@ def test_pair(ranks, axes):
     check(ranks, axes, "llama-tiny-gqa2")
 
 
+def test_stage_of_nothing_but_the_head_beside_context_ranks(ranks):
+    check(ranks, ("pp", "cp"), "llama-tiny-gqa2", "model.num_layers=1")
+
+
 @pytest.mark.parametrize("axes", TRIPLES, ids="-".join)
 def test_triple(ranks, axes):
     check(ranks, axes, "llama-tiny-gqa2")

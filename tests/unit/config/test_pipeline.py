@@ -81,12 +81,25 @@ def test_every_block_is_on_one_stage(num_layers: int, num_stages: int) -> None:
     assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.parametrize("num_layers", range(1, 8))
+@pytest.mark.parametrize("num_stages", range(1, 12))
+def test_an_idle_stage_is_found_without_cutting_anything(num_layers: int, num_stages: int) -> None:
+    parts = derive_parts(num_layers, num_stages)
+    idle = [part.index for part in parts if not part.layers and not (part.is_first or part.is_last)]
+    assert find_idle_stage(num_layers, num_stages) == (idle[0] if idle else None)
+
+
+def test_more_stages_than_fit_in_memory_are_refused() -> None:
+    with pytest.raises(ConfigError, match="6 blocks cannot be cut into 1000000000 stages") as caught:
+        load_run_config("llama-tiny", ["model.num_layers=6", "parallel.pp=1000000000", "pipeline.schedule=gpipe"])
+    assert caught.value.hint == "use at most 8 stages"
+
+
 def test_ends_count_as_blocks_where_blocks_do_not_divide_otherwise() -> None:
     """Llama 3: 126 blocks over 16 ranks of 8 stages, embedding and head on stages of their own."""
     parts = derive_parts(126, 128)
     assert not parts[0].layers
     assert not parts[-1].layers
-    assert find_idle_stage(parts) is None
     assert [len(layers) for layers in share_layers(7, 3)] == [2, 3, 2]
 
 

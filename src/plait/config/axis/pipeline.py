@@ -9,7 +9,7 @@ from plait.config.parallel import ParallelConfig
 from plait.config.quantization import QuantizationConfig
 from plait.config.section import Count, Problem, Section
 from plait.config.train import TrainConfig
-from plait.sharding import derive_parts, find_idle_stage
+from plait.sharding import ENDS_AS_BLOCKS, find_idle_stage
 
 Schedule = Literal["1f1b", "interleaved", "zero_bubble", "gpipe"]
 
@@ -86,12 +86,12 @@ def _list_stage_conflicts(num_layers: int, pp: int, pipeline: PipelineConfig) ->
     elif pipeline.schedule not in IN_ROUNDS and each > 1:
         text = f'schedule = "{pipeline.schedule}" has one stage a rank'
         yield Problem("pipeline.stages_per_rank", text, 'use pipeline.schedule = "interleaved"')
-    idle = find_idle_stage(derive_parts(num_layers, pp * each))
+    idle = find_idle_stage(num_layers, pp * each)
     if idle is not None:
         turns = f" times pipeline.stages_per_rank = {each}" if each > 1 else ""
         yield Problem(
             "parallel.pp",
-            f"{num_layers} blocks cannot be cut into {pp * each} stages: stage {idle.index} would have nothing"
+            f"{num_layers} blocks cannot be cut into {pp * each} stages: stage {idle} would have nothing"
             f"{f' (parallel.pp = {pp}{turns})' if turns else ''}",
-            f"use at most {num_layers} stages",
+            f"use at most {num_layers + ENDS_AS_BLOCKS} stages",
         )
