@@ -5,6 +5,7 @@ from typing import Any
 
 from plait.config.axis.context import list_context_conflicts, list_document_conflicts
 from plait.config.axis.pipeline import PipelineConfig, list_pipeline_conflicts
+from plait.config.data import DataConfig
 from plait.config.hf.checkpoint import CheckpointModel
 from plait.config.model import GptConfig, LlamaConfig
 from plait.config.overlap import OverlapConfig
@@ -86,6 +87,14 @@ def _list_length_conflicts(model: AnyModel, train: TrainConfig) -> Iterator[Prob
     """Positions beyond the model's are not defined."""
     if train.seq_len is not None and train.seq_len > model.max_seq_len:
         yield Problem("train.seq_len", f"is more than model.max_seq_len = {model.max_seq_len}")
+
+
+def _list_end_conflicts(model: AnyModel, data: DataConfig | None) -> Iterator[Problem]:
+    """An id that no document can end with would make one document of all of them."""
+    if data is not None and data.end_of_text_id is not None and data.end_of_text_id >= model.vocab_size:
+        yield Problem(
+            "data.end_of_text_id", f"is no token of the model, which has model.vocab_size = {model.vocab_size}"
+        )
 
 
 def _list_token_conflicts(model: AnyModel, parallel: ParallelConfig, train: TrainConfig) -> Iterator[Problem]:
@@ -229,6 +238,7 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("model", "quantization"): _list_kept_conflicts,
     ("model", "parallel", "quantization"): list_block_conflicts,
     ("model", "parallel", "context", "train", "quantization"): list_context_conflicts,
+    ("model", "data"): _list_end_conflicts,
     ("model", "data", "train"): list_document_conflicts,
     ("model", "parallel", "quantization", "train"): list_unit_conflicts,
     ("model", "parallel", "overlap", "train", "quantization"): _list_chunk_conflicts,

@@ -38,6 +38,11 @@ def test_methods_and_orders_are_those_that_exist() -> None:
         ("llama-tiny", [*PACKED, "data.end_of_text_id=0", "train.compile=true"], "data.mask_documents = true"),
         (
             "llama-tiny",
+            [*PACKED, "data.end_of_text_id=256"],
+            "is no token of the model, which has model.vocab_size = 256",
+        ),
+        (
+            "llama-tiny",
             ['data.kind="text"', 'data.paths=["a"]', 'data.tokenizer="t.json"', "data.end_of_text_id=0"],
             "data.end_of_text_id = 0.*is for token files",
         ),
