@@ -12,6 +12,7 @@ from torch import Tensor
 from plait.comm import collectives, trace
 from plait.comm.mesh import Axis
 from plait.parallel import grad_norm
+from plait.parallel.fsdp import moves
 from plait.parallel.pipeline import stage
 from plait.parallel.pipeline.stage import RunningStage
 from plait.sharding import Kind
@@ -19,7 +20,7 @@ from plait.train.pipeline import PipelineTrainer
 
 
 class FaultyRanks:
-    """Ranks on which every call makes one of `FAULTS`."""
+    """Ranks on which every call makes one of `FAULTS` or `SHARED_FAULTS`."""
 
     def __init__(self, ranks: Any, fault: str) -> None:
         self._ranks = ranks
@@ -32,7 +33,7 @@ class FaultyRanks:
 
 def run_faulty(fault: str, wrapped: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Run `wrapped` on this rank with a mistake."""
-    with FAULTS[fault]():
+    with (FAULTS | SHARED_FAULTS)[fault]():
         return wrapped(**arguments)
 
 
@@ -81,6 +82,49 @@ def _draw_masks_of_the_first() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _keep_own_gradients() -> Iterator[None]:
+    """The second stage records the sums over dp_shard, and keeps its own addends."""
+    scatter = moves.ScatterGradients.__call__
+
+    def keep(self: Any, output_tensor: Tensor, input_tensor: Tensor, *rest: Any, **options: Any) -> None:
+        if dist.get_rank() < dist.get_world_size() // 2:
+            scatter(self, output_tensor, input_tensor, *rest, **options)
+            return
+        axis = self.axis
+        dtype = axis.reduce_dtype or input_tensor.dtype
+        trace.issue(Kind.REDUCE_SCATTER, axis, input_tensor.shape, dtype, 0, "sum", moves.SUMMED)
+        output_tensor.copy_(input_tensor.chunk(axis.degree)[axis.rank])
+
+    with patch.object(moves.ScatterGradients, "__call__", keep):
+        yield
+
+
+@contextmanager
+def _gather_own_parameters() -> Iterator[None]:
+    """The second stage takes its own part of the parameters of each unit for that of every rank."""
+    gather = moves.GatherParameters.__call__
+
+    def repeat(self: Any, output_tensor: Tensor, input_tensor: Tensor, *rest: Any, **options: Any) -> None:
+        gather(self, output_tensor, input_tensor, *rest, **options)
+        if dist.get_rank() >= dist.get_world_size() // 2:
+            output_tensor.copy_(input_tensor.clone().repeat(self.axis.degree))
+
+    with patch.object(moves.GatherParameters, "__call__", repeat):
+        yield
+
+
+def _reduce_twice() -> AbstractContextManager[Any]:
+    """Each unit is summed once more, for nothing."""
+    scatter = moves.ScatterGradients.__call__
+
+    def repeat(self: Any, output_tensor: Tensor, input_tensor: Tensor, *rest: Any, **options: Any) -> None:
+        scatter(self, output_tensor.clone(), input_tensor.clone(), *rest, **options)
+        scatter(self, output_tensor, input_tensor, *rest, **options)
+
+    return patch.object(moves.ScatterGradients, "__call__", repeat)
+
+
 def _compute_both_halves_twice() -> AbstractContextManager[Any]:
     return patch.object(stage, "compute_half", lambda _: nullcontext())
 
@@ -95,3 +139,10 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "masks of the first micro-batch": _draw_masks_of_the_first,
     "both halves of backward twice": _compute_both_halves_twice,
 }
+
+SHARED_FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "gradients of a stage that are not summed": _keep_own_gradients,
+    "parameters of a stage that are not gathered": _gather_own_parameters,
+    "gradients that are summed twice": _reduce_twice,
+}
+"""With stages that share out their parameters."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.pipeline_faults import FAULTS, FaultyRanks
+from tests.support.pipeline_faults import FAULTS, SHARED_FAULTS, FaultyRanks
 from tests.support.verification import verify
 
 ASKED = (
@@ -12,8 +12,8 @@ ASKED = (
     "pipeline.schedule=zero_bubble",
 )
 
-ONLY_IN_TRACES = {"both halves of backward twice"}
-"""Gradients of weights that are computed for nothing are thrown away."""
+ONLY_IN_TRACES = {"both halves of backward twice", "gradients that are summed twice"}
+"""What is computed or summed for nothing is thrown away."""
 
 
 def test_without_a_mistake_the_same_verification_passes(ranks):
@@ -23,7 +23,19 @@ def test_without_a_mistake_the_same_verification_passes(ranks):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_mistake_is_found(ranks, fault):
-    report = verify(FaultyRanks(ranks(4), fault), "gpt-tiny", 2, *ASKED)
+    check_found(verify(FaultyRanks(ranks(4), fault), "gpt-tiny", 2, *ASKED), fault)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("fault", SHARED_FAULTS)
+def test_every_mistake_with_parameters_that_stages_share_out_is_found(ranks, fault, schedule):
+    asked = (*ASKED[:-1], f"pipeline.schedule={schedule}", "parallel.dp_shard=2")
+    assert verify(ranks(4), "gpt-tiny", 1, *asked).passed
+    check_found(verify(FaultyRanks(ranks(4), fault), "gpt-tiny", 1, *asked), fault)
+
+
+def check_found(report, fault):
+    """By numbers, or by what is issued where numbers are as they should be."""
     assert not report.passed
     numbers_hold = all(row.passed for row in report.rows)
     traces_hold = all(trace.passed for trace in report.traces)
