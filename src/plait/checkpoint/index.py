@@ -85,6 +85,15 @@ class Index:
             problems += [problem] if problem else []
         _raise_damaged(folder, problems)
 
+    def check_listed(self, folder: Path, names: Iterable[str]) -> None:
+        """Check that these files are among those whose sums were written.
+
+        Raises:
+            CheckpointError: one is not; it is named.
+        """
+        unknown = sorted(set(names) - self.files.keys())
+        _raise_damaged(folder, [f"{name} has no sum in {INDEX}" for name in unknown])
+
     def _find_misfit(self, folder: Path, name: str) -> str | None:
         path, expected = folder / name, self.files[name].size_bytes
         if not path.is_file():

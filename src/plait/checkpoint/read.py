@@ -61,8 +61,11 @@ class Checkpoint:
             CheckpointError: there is no such checkpoint, or it is damaged, partial or foreign.
         """
         index = Index.from_folder(folder)
+        index.check_listed(folder, [METADATA])
         index.check_files(folder, [METADATA])
-        return cls(folder, index, _load_metadata(folder / METADATA))
+        metadata = _load_metadata(folder / METADATA)
+        index.check_listed(folder, {place.relative_path for place in metadata.storage_data.values()})
+        return cls(folder, index, metadata)
 
     @property
     def names(self) -> set[str]:

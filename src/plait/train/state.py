@@ -11,7 +11,7 @@ from zlib import crc32
 from torch import Tensor
 
 from plait.checkpoint.index import Index
-from plait.checkpoint.names import history_name, list_checkpoints, model_name, optimizer_name
+from plait.checkpoint.names import folder_name, history_name, list_checkpoints, model_name, optimizer_name
 from plait.checkpoint.part import Owned, build_owned
 from plait.checkpoint.save import set_aside
 from plait.checkpoint.sharded import check_checkpoint, load_checkpoint
@@ -34,6 +34,9 @@ _HISTORIES = "amax_history"
 """Under which key the state of a checkpoint tells of what delayed scales look back at."""
 
 _LISTED = 3
+
+_MAX_POSITION = 1 << 63
+"""Steps and sequences are counted in 64 bits."""
 
 _FREE = frozenset(
     ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache", "tokenizer_class")
@@ -265,12 +268,17 @@ def _check_histories(folder: Path, saved: Mapping[str, Any] | None, now: Mapping
 
 def _read_position(folder: Path, index: Index, identity: Mapping[str, Any]) -> Position:
     try:
-        saved: Mapping[str, Any] = index.state["identity"]
+        saved: dict[str, Any] = {**index.state["identity"]}
         position = Position(**index.state["position"])
-        if min(operator.index(value) for value in asdict(position).values()) < 0:
+        if not all(0 <= operator.index(value) < _MAX_POSITION for value in asdict(position).values()):
             raise ValueError(position)
     except (LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{folder}: is not a checkpoint of `plait train` ({error!r})") from error
+    if folder.name != folder_name(position.step):
+        raise CheckpointError(
+            f"{folder}: was saved after step {position.step}, and has another name",
+            hint=f"give it back its name, {folder_name(position.step)}, or delete it",
+        )
     differing = [
         f"{key}: {saved.get(key)!r} in the checkpoint, {identity.get(key)!r} now"
         for key in {**saved, **identity}

@@ -2,11 +2,13 @@
 
 import resource
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from plait.checkpoint.index import Index
 from plait.checkpoint.names import find_latest, list_checkpoints
 from plait.checkpoint.part import Tensors, build_owned
 from plait.checkpoint.sharded import load_checkpoint, save_checkpoint
@@ -75,6 +77,16 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match=r"file/checkpoints/.writing-00000002: cannot be made .Not a directory"):
         _save(tmp_path / "file" / "checkpoints", 2, _tensors(1.0))
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata"])
+def test_a_file_without_a_sum_is_not_read(tmp_path: Path, name: str) -> None:
+    saved = _save(tmp_path, 2, _tensors(1.0))
+    index = Index.from_folder(saved)
+    left = {file: summed for file, summed in index.files.items() if file != name}
+    (saved / "index.json").write_text(replace(index, files=left).to_json())
+    with pytest.raises(CheckpointError, match=rf"is damaged: {name} has no sum in index.json"):
+        load_checkpoint(saved, _tensors(0.0), MESH)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "another model"])

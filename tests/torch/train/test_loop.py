@@ -1,4 +1,5 @@
 import signal
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -183,7 +184,7 @@ def test_a_save_under_way_is_finished_when_training_diverges(tmp_path: Path) -> 
     assert [step for step, _ in list_checkpoints(checkpoint_folder(run))] == [1]
 
 
-@pytest.mark.parametrize("value", [-4, 1.5, "6", None], ids=repr)
+@pytest.mark.parametrize("value", [-4, 1.5, "6", None, 10**30], ids=repr)
 def test_a_position_that_is_none_is_refused(tmp_path: Path, value: object) -> None:
     summary = train(build_run(tmp_path, steps=1), MESH)
     index = Index.from_folder(summary.checkpoint)
@@ -191,6 +192,24 @@ def test_a_position_that_is_none_is_refused(tmp_path: Path, value: object) -> No
     (summary.checkpoint / "index.json").write_text(index.to_json())
     with pytest.raises(CheckpointError, match="step-00000001: is not a checkpoint of `plait train`"):
         train(build_run(tmp_path, steps=2), MESH)
+
+
+@pytest.mark.parametrize("identity", [[1], "seed", None], ids=repr)
+def test_what_does_not_tell_one_run_from_another_is_refused(tmp_path: Path, identity: object) -> None:
+    summary = train(build_run(tmp_path, steps=1), MESH)
+    index = Index.from_folder(summary.checkpoint)
+    changed = replace(index, state={**index.state, "identity": identity})
+    (summary.checkpoint / "index.json").write_text(changed.to_json())
+    with pytest.raises(CheckpointError, match="step-00000001: is not a checkpoint of `plait train`"):
+        train(build_run(tmp_path, steps=2), MESH)
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+    """It would be trained from there, up to a save under a name that is taken."""
+    folder = train(build_run(tmp_path, steps=1), MESH).checkpoint
+    folder.rename(folder.with_name("step-00000003"))
+    with pytest.raises(CheckpointError, match="step-00000003: was saved after step 1, and has another name"):
+        train(build_run(tmp_path, steps=4), MESH)
 
 
 def test_two_runs_do_not_write_to_one_folder_at_once(tmp_path: Path) -> None:
