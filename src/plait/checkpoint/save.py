@@ -110,7 +110,7 @@ class Save:
         """Make a checkpoint of what all ranks wrote, and give it its name; one rank does.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: it cannot be written, or is, and one that is not kept cannot be removed.
         """
         try:
             parts = [self._take_note(rank) for rank in range(num_ranks)]
@@ -119,9 +119,9 @@ class Save:
             sync(self.writing)
             self.writing.rename(self.final)
             sync(self.directory)
-            self._prune()
         except OSError as error:
             raise CheckpointError(f"{self.final}: cannot be written ({error.strerror})") from error
+        self._prune()
 
     def discard(self) -> None:
         """Remove what was written."""
@@ -136,6 +136,11 @@ class Save:
     def _prune(self) -> None:
         """Remove old checkpoints, and what failed saves left. Each loses its name first: half of one is never found."""
         for step, folder in list_checkpoints(self.directory)[: -self.keep] if self.keep else ():
-            folder.rename(self.directory / writing_name(step))
+            try:
+                folder.rename(self.directory / writing_name(step))
+            except OSError as error:
+                raise CheckpointError(
+                    f"{folder}: cannot be removed ({error.strerror}), as only the newest {self.keep} are kept"
+                ) from error
         for leftover in self.directory.glob(f"{WRITING}*"):
             shutil.rmtree(leftover, ignore_errors=True)

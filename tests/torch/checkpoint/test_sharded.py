@@ -48,6 +48,15 @@ def test_only_the_newest_are_kept_and_leftovers_go(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_one_that_cannot_be_removed_is_named_and_the_new_one_is_there(tmp_path: Path) -> None:
+    for step in (2, 4):
+        _save(tmp_path, step, _tensors(step))
+    (tmp_path / ".writing-00000002").write_text("in the way")
+    with pytest.raises(CheckpointError, match=r"step-00000002: cannot be removed .*, as only the newest 1 are kept"):
+        _save(tmp_path, 6, _tensors(6), keep=1)
+    assert [step for step, _ in list_checkpoints(tmp_path)] == [2, 4, 6]
+
+
 def test_a_checkpoint_is_never_written_over(tmp_path: Path) -> None:
     _save(tmp_path, 2, _tensors(1.0))
     with pytest.raises(CheckpointError, match=r"step-00000002: exists already"):
