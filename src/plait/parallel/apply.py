@@ -189,7 +189,7 @@ def enter_sequences(model: nn.Module, seq_len: int, documents: Documents = ()) -
     Over a context axis the model then gets `plait.take_own_tokens(tokens, mesh)`. A token sees those of its document
     only, and its position counts from the start of that. `documents` are intervals of positions, in order, for each
     row of the batch, of all rows if there is one entry; what is in none of them is padding, and its output means
-    nothing. Where no sequence is cut and there are no documents it need not be called.
+    nothing. That holds until something else is said; where no sequence is ever cut or has documents, it need not be.
 
     Raises:
         ShardingError: documents that overlap, or go beyond `seq_len`.

@@ -103,7 +103,7 @@ class ContextPositions(nn.Module):
         return size_BS[1] if sequences is None else sequences.size
 
     def _find(self, size_BS: tuple[int, int]) -> Sequences | None:
-        """None where a model on whole sequences was told of none, or of others before."""
+        """None where sequences are whole, and nothing was said of documents in them."""
         found = self.mesh.sequences
         if self.mesh.cp.degree == 1 and (found is None or not found.mask.documents):
             return None
