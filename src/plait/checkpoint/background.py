@@ -58,9 +58,14 @@ class BackgroundSave:
         Raises:
             CheckpointError: on every rank, if the folder cannot be made, or is there already.
         """
-        with together(mesh):
+        try:
+            with together(mesh):
+                if mesh.rank == 0:
+                    save.begin()
+        except BaseException:  # a rank that is lost by now has left nothing that could be abandoned
             if mesh.rank == 0:
-                save.begin()
+                save.discard()
+            raise
         self._save, self._tensors, self._mesh = save, tensors, mesh
         self._error: PlaitError | None = None
         self._is_wanted = True

@@ -3,7 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -12,13 +13,14 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from plait.checkpoint import background
 from plait.checkpoint.background import BackgroundSave, Staging
 from plait.checkpoint.names import list_checkpoints
 from plait.checkpoint.part import Tensors, build_owned
 from plait.checkpoint.save import Save
 from plait.checkpoint.sharded import load_checkpoint
 from plait.comm.mesh import build_mesh
-from plait.errors import CheckpointError
+from plait.errors import CheckpointError, TransportError
 from plait.sharding import MeshShape, Ownership
 from tests.support.checkpoints import read_tensors
 from tests.support.file_limit import limited
@@ -61,6 +63,17 @@ def test_a_copy_takes_the_memory_of_the_one_before_and_only_what_is_written() ->
     second = staging.copy(tensors)
     assert second["model.w"].tensor.data_ptr() == first["model.w"].tensor.data_ptr()
     assert (second["model.w"].tensor.tolist(), staging.size_bytes) == ([4.0] * 4, 16)
+
+
+def test_a_rank_that_is_lost_as_a_save_begins_leaves_nothing_half_begun(tmp_path: Path) -> None:
+    @contextmanager
+    def lose_another(_: object) -> Iterator[None]:
+        yield
+        raise TransportError("rank 1 has died")
+
+    with patch.object(background, "together", lose_another), pytest.raises(TransportError, match="rank 1 has died"):
+        BackgroundSave(Save(tmp_path, 2, {}), _tensors(1.0), MESH)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_an_error_of_the_one_who_waits_and_leaves_the_old_checkpoint(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ def _build(pp: int, num_micro_batches: int, **pipeline: Any) -> RunConfig:
         (2, 4, {"schedule": "interleaved"}, r"pipeline\.stages_per_rank: .* the stages of a rank, and there is one"),
         (2, 4, {"stages_per_rank": 2}, r'pipeline\.stages_per_rank: schedule = "1f1b" has one stage a rank'),
         (9, 9, {}, r"parallel\.pp: 6 blocks cannot be cut into 9 stages: stage 6 would have nothing"),
+        (2, 10**9, {}, r"1000000000 micro-batches through 2 stages are 2000000000 visits, .* at most 262144"),
         (1, 4, {"stages_per_rank": 2}, r"pipeline\.stages_per_rank: there is no pipeline"),
     ],
 )

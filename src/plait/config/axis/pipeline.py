@@ -16,6 +16,9 @@ Schedule = Literal["1f1b", "interleaved", "zero_bubble", "gpipe"]
 IN_ROUNDS: tuple[Schedule, ...] = ("interleaved", "zero_bubble")
 """Schedules by which a rank may have several stages, and does micro-batches in rounds of about as many as ranks."""
 
+MAX_VISITS = 1 << 18
+"""Of micro-batches to stages, in one step: each is an entry of its schedule, on every rank."""
+
 
 class PipelineConfig(Section):
     """The schedule of micro-batches through the stages of `parallel.pp` ranks; without effect where that is 1.
@@ -47,6 +50,15 @@ def list_pipeline_conflicts(
         what = "a Hugging Face model is not cut into stages: only its own code knows what runs between its layers"
         yield Problem("parallel.pp", what, "use parallel.tp or dp_shard for it")
     yield from _list_stage_conflicts(model.num_layers, parallel.pp, pipeline)
+    num_stages = parallel.pp * pipeline.stages_per_rank
+    num_visits = train.gradient_accumulation * num_stages
+    if num_visits > MAX_VISITS and find_idle_stage(model.num_layers, num_stages) is None:
+        yield Problem(
+            "train.gradient_accumulation",
+            f"{train.gradient_accumulation} micro-batches through {num_stages} stages are {num_visits} visits, and the "
+            f"order of a step is laid out for at most {MAX_VISITS}",
+            "use a larger train.micro_batch_size instead",
+        )
     refusal = find_refusal(pipeline.schedule, parallel.pp, train.gradient_accumulation)
     if refusal is not None:
         more = "at least" if pipeline.schedule == "1f1b" else "a multiple of"
