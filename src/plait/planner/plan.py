@@ -1,7 +1,7 @@
 """Plan a run: all plans that the devices allow, ranked; which are refused, and why; how far tensor parallelism pays."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plait.config.model import LlamaConfig, ModelConfig
@@ -76,19 +76,20 @@ def plan(
     fixed: Mapping[str, Any] | None = None,
     name: str = "model",
     limit: int = LIMIT,
+    runs: Callable[[PlanConfig], bool] | None = None,
 ) -> PlanReport:
     """Rank every way to train `model` on `cluster` with sequences of `seq_len` tokens, `global_batch` of them a step.
 
     `fixed` holds fields of a `PlanConfig` (and `dp`) that are not to be chosen: `{"tp": 8, "recompute": "full"}`. What
     is not fixed is searched: degrees, sequence parallelism, micro-batch, chunks of a pipeline, recompute, sharding of
     parameters, gradients and optimizer state. Number formats stay as they are unless they are fixed. Equal arguments
-    give equal reports. `name` is what the report calls the model.
+    give equal reports. `name` is what the report calls the model; `runs` says which plans may be chosen, if not all may.
 
     Raises:
         ConfigError: values of `fixed` that cannot be, or a batch, a sequence or degrees for which there is no plan.
     """
     settings = check_fixed(fixed or {}, what="fixed")
-    task = build_task(model, cluster, seq_len=seq_len, global_batch=global_batch)
+    task = replace(build_task(model, cluster, seq_len=seq_len, global_batch=global_batch), runs=runs)
     check_degrees(task, settings)
     space = search(task, settings, limit=limit)
     if not space.found and space.nearest is None:
@@ -198,9 +199,11 @@ def _build_refusal(task: Task, fixed: Fixed, refused: Sequence[Refusal]) -> Conf
     return ConfigError.from_problems(what, reasons or ["no micro-batch fits the degrees"])
 
 
-def with_settings(report: PlanReport, settings: Fixed, limit: int = 1) -> PlanReport:
-    """The same question with more of the plan fixed."""
+def with_settings(
+    report: PlanReport, settings: Fixed, limit: int = 1, runs: Callable[[PlanConfig], bool] | None = None
+) -> PlanReport:
+    """The same question with more of the plan fixed, or of fewer plans."""
     return plan(
         report.model, report.cluster, seq_len=report.seq_len, global_batch=report.global_batch,
-        fixed={**report.settings, **settings}, name=report.name, limit=limit,
+        fixed={**report.settings, **settings}, name=report.name, limit=limit, runs=runs,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from plait.config.axis.pipeline import PipelineConfig
 from plait.config.overlap import OverlapConfig
@@ -12,6 +12,7 @@ from plait.config.precision import FloatFormat, PrecisionConfig
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import RECIPES, Recipe, RecipeName
 from plait.config.train import Recompute
+from plait.sharding import MeshShape
 
 Quantization = Literal[RecipeName, "fp8_rowwise"]
 """In which form GEMMs of linears in blocks read their operands: a recipe of a run, or a scale for each row, which only
@@ -25,9 +26,6 @@ Axis = Literal["tp", "cp", "dp_shard", "dp_replicate", "pp"]
 ORDER: tuple[Axis, ...] = get_args(Axis)
 """From ranks that are neighbours to those farthest apart: what moves most is closest."""
 
-RUNTIME: dict[str, str] = {"sharded": "nothing"}
-"""What of a plan has to be so for `plait train` to run it."""
-
 _STAGES: tuple[Sharded, ...] = get_args(Sharded)
 
 Loss = Literal["in_place", "fused"]
@@ -35,6 +33,20 @@ Loss = Literal["in_place", "fused"]
 
 _WHERE_IT_PAYS = OverlapConfig(policy="auto")
 _BFLOAT16 = PrecisionConfig()
+
+
+class Missing(NamedTuple):
+    """Something of a plan that `plait train` does not run.
+
+    Attributes:
+        fields: of the plan; another value of one of them would do.
+    """
+
+    text: str
+    fields: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +59,8 @@ class PlanConfig:
         dp_shard: data-parallel ranks of a group that share out what `sharded` says.
         micro_batch: sequences of one forward and backward of one data-parallel rank.
         fused_attention: whether attention scores stay on the chip (FlashAttention).
-        gradient_dtype: in which gradients are accumulated and summed over dp.
+        gradient_dtype: in which gradients are accumulated and summed over dp; unless given, as a run does it:
+            accumulated in float32, summed in the format of all sums.
         overlaps_gradients: whether gradients are summed over dp beneath the backward of other layers.
         overlaps_sends: whether what a pipeline sends travels beneath the chunk that is computed next.
     """
@@ -66,7 +79,7 @@ class PlanConfig:
     precision: PrecisionConfig = _BFLOAT16
     quantization: Quantization = "none"
     fused_attention: bool = True
-    gradient_dtype: FloatFormat = "float32"
+    gradient_dtype: FloatFormat | None = None
     overlaps_gradients: bool = True
     overlaps_sends: bool = True
     loss: Loss = "in_place"
@@ -87,11 +100,27 @@ class PlanConfig:
         return 1 if self.sharded == "nothing" else self.dp_shard * self.cp
 
     @property
+    def kept_dtype(self) -> FloatFormat:
+        """In which gradients are accumulated."""
+        return self.gradient_dtype or "float32"
+
+    @property
+    def summed_dtype(self) -> FloatFormat:
+        """In which they are summed over data-parallel ranks."""
+        return self.gradient_dtype or self.precision.reduce_dtype
+
+    @property
+    def mesh_shape(self) -> MeshShape:
+        """The mesh of these degrees: `dp_shard` of a run is of ranks that share the parameters out."""
+        replicate, shard = (self.dp_replicate, self.dp_shard) if self.sharded == "parameters" else (self.dp, 1)
+        return MeshShape(pp=self.pp, dp_replicate=replicate, dp_shard=shard, cp=self.cp, tp=self.tp)
+
+    @property
     def parallel(self) -> ParallelConfig:
-        """The section of the run's config; what a run has no field for, or cannot do yet, is in `list_missing`."""
-        replicate, shard = (self.dp, 1) if self.sharded == "nothing" else (self.dp_replicate, self.dp_shard)
+        """The section of the run's config; what a run has no field for, or cannot do, is in `list_missing`."""
+        shape = self.mesh_shape
         return ParallelConfig(
-            tp=self.tp, cp=self.cp, dp_shard=shard, dp_replicate=replicate, pp=self.pp,
+            tp=self.tp, cp=self.cp, dp_shard=shape.dp_shard, dp_replicate=shape.dp_replicate, pp=self.pp,
             sequence_parallel=self.sequence_parallel,
         )  # fmt: skip
 
@@ -118,20 +147,37 @@ class PlanConfig:
         """The section of a run in which every block is quantized, as every block is timed."""
         return build_section(self.quantization)
 
-    def list_missing(self) -> tuple[str, ...]:
-        """What of this plan `plait train` does not run yet, as `quantization = fp8_rowwise`."""
+    def list_missing(self, *, compiled: bool = False) -> tuple[Missing, ...]:
+        """What of this plan `plait train` does not run, or not with blocks `compiled`: what a run's config refuses."""
         missing = []
         if self.quantization == "fp8_rowwise":
-            missing.append("quantization = fp8_rowwise")
+            missing.append(Missing("quantization = fp8_rowwise", ("quantization",)))
         if self.cp > 1 and self.recipe is not None:
-            missing.append(f"quantization = {self.quantization} over cp = {self.cp}")
-        if self.sharding_degree > 1:
-            missing.append(f"{self.sharded} sharded over dp")
+            text = f"quantization = {self.quantization} over cp = {self.cp}"
+            missing.append(Missing(text, ("quantization", "cp")))
+        if self.sharding_degree > 1 and self.sharded != "parameters":
+            missing.append(Missing(f"{self.sharded} sharded over dp", ("sharded",)))
+        elif self.sharding_degree > 1 and self.dp_shard == 1:
+            missing.append(Missing("parameters sharded over cp alone", ("sharded",)))
+        if compiled:
+            missing += self._list_uncompiled()
         return tuple(missing)
+
+    def _list_uncompiled(self) -> list[Missing]:
+        asked = {"quantization": self.quantization, "recompute": self.recompute}
+        missing = [
+            Missing(f"{name} = {value} of compiled blocks", (name,)) for name, value in asked.items() if value != "none"
+        ]
+        return [*missing, *([Missing(f"cp = {self.cp} with compiled blocks", ("cp",))] if self.cp > 1 else [])]
 
     def cuts(self, what: Sharded) -> bool:
         """Whether the optimizer state, the gradients or the parameters are shared out; each implies those before."""
         return _STAGES.index(self.sharded) >= _STAGES.index(what)
+
+    @property
+    def gathers_units(self) -> bool:
+        """Whether parameters are shared out, so that each block is gathered, and its gradients are reduced (FSDP)."""
+        return self.sharded == "parameters" and self.sharding_degree > 1
 
     def stride(self, axis: Axis) -> int:
         """How many devices lie between neighbours on `axis`."""
@@ -153,6 +199,6 @@ def build_section(quantization: Quantization) -> QuantizationConfig:
 def keep_layer_axes(plan: PlanConfig, *, dp_replicate: int = 1) -> PlanConfig:
     """The plan as one layer sees it: without what only pipeline, data parallelism and optimizer depend on."""
     return replace(
-        plan, pp=1, interleave=1, dp_replicate=dp_replicate, dp_shard=1, sharded="nothing", gradient_dtype="float32",
+        plan, pp=1, interleave=1, dp_replicate=dp_replicate, dp_shard=1, sharded="nothing", gradient_dtype=None,
         overlaps_gradients=True, overlaps_sends=True,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from math import prod
 from plait.config.conflicts import list_block_conflicts, list_unit_conflicts
 from plait.config.model import GptConfig, ModelConfig
 from plait.config.train import TrainConfig
+from plait.contract.axis.fsdp import count_row_share
 from plait.contract.model import ModelContract, derive_model
 from plait.contract.op import Op
 from plait.contract.setting import Setting, Tensor
@@ -47,6 +48,27 @@ class PlannedModel(ModelContract):
     def both_ends_parameters(self) -> int:
         """Of both, a tied table once."""
         return _count_parameters((*self.entry, *self.exit), self.setting.rank)
+
+    def count_block_share(self, degree: int) -> int:
+        """Elements that each of `degree` ranks has of a block, where they share out its rows."""
+        return sum(count_row_share(shape, degree) for shape in self._block_shapes)
+
+    def count_ends_share(self, degree: int, *, has_entry: bool, has_exit: bool) -> int:
+        """The same of what is around the blocks, or of one end; a tied table is one parameter."""
+        held = (self._entry_shapes if has_entry else {}) | (self._exit_shapes if has_exit else {})
+        return sum(count_row_share(shape, degree) for shape in held.values())
+
+    @cached_property
+    def _block_shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(_find_shapes(self.block, self.setting.rank).values())
+
+    @cached_property
+    def _entry_shapes(self) -> dict[str, tuple[int, ...]]:
+        return _find_shapes(self.entry, self.setting.rank)
+
+    @cached_property
+    def _exit_shapes(self) -> dict[str, tuple[int, ...]]:
+        return _find_shapes(self.exit, self.setting.rank)
 
     @cached_property
     def num_logits(self) -> int:
@@ -136,3 +158,8 @@ def is_attention(op: Op) -> bool:
 def _count_parameters(ops: tuple[Op, ...], rank: int) -> int:
     held = {parameter.ownership.name: parameter for op in ops for parameter in op.parameters}
     return sum(parameter.layout.local_numel(rank) for parameter in held.values())
+
+
+def _find_shapes(ops: tuple[Op, ...], rank: int) -> dict[str, tuple[int, ...]]:
+    """What tp left of each parameter, by name."""
+    return {p.ownership.name: p.ownership.local_shape(rank) for op in ops for p in op.parameters}

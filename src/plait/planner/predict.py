@@ -97,13 +97,12 @@ def _build_step(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len:
     layers = build_layers(model, cluster, plan, seq_len)
     stages = derive_stages(model.num_layers, plan.pp, plan.interleave, num_micro_batches)
     heaviest = max(stages, key=lambda stage: count_stage_parameters(contract, stage))
-    num_parameters = count_stage_parameters(contract, heaviest)
     return join(
         "step",
         [
             *build_pipeline(layers, stages, where, num_micro_batches),
-            *build_data_parallel(layers, where, num_parameters, heaviest.num_layers, num_micro_batches),
-            build_optimizer(where, num_parameters),
+            *build_data_parallel(layers, where, heaviest),
+            build_optimizer(where, heaviest),
         ],
     )
 

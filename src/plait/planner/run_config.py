@@ -4,7 +4,7 @@ from plait.config.quantization import QuantizationConfig
 from plait.config.run import RunConfig
 from plait.errors import ConfigError, PlaitError
 from plait.planner.plan import PlanReport, with_settings
-from plait.planner.plan_config import RUNTIME, PlanConfig
+from plait.planner.plan_config import PlanConfig
 from plait.planner.prediction import Prediction
 from plait.units import format_bytes, format_seconds
 
@@ -44,24 +44,28 @@ def _choose_section(prediction: Prediction, base: RunConfig) -> QuantizationConf
     return QuantizationConfig(recipe=plan.section.recipe)
 
 
-def choose_runnable(report: PlanReport) -> tuple[Prediction, str]:
+def choose_runnable(report: PlanReport, *, compiled: bool = False) -> tuple[Prediction, str]:
     """The fastest plan that fits and that `plait train` runs, and in words what it stands in for, if it does.
 
-    That is the report's best plan, or else the best with `RUNTIME`. What was fixed stays fixed.
+    That is the report's best plan, or else the best of all that lack nothing. What was fixed stays fixed. With blocks
+    `compiled` a run does less.
 
     Raises:
-        ConfigError: there is none: what was fixed is what it does not run yet, or none of those plans fits.
+        ConfigError: there is none: what was fixed is what it does not run, or none of those plans fits.
     """
     best = report.best
-    missing = best.plan.list_missing()
+    missing = best.plan.list_missing(compiled=compiled)
     if report.ranked and not missing:
         return best, ""
-    lacks = f"the best plan has {', '.join(missing)}, which plait train does not run yet" if missing else "no plan fits"
-    fixed = [name for name, value in RUNTIME.items() if report.settings.get(name, value) != value]
+    lacks = f"the best plan has {', '.join(map(str, missing))}, which plait train does not run"
+    lacks = lacks if missing else "no plan fits"
+    fixed = dict.fromkeys(
+        name for each in missing if report.settings.keys() >= {*each.fields} for name in each.fields
+    )
     if fixed:
         raise ConfigError(f"{lacks}, and {', '.join(fixed)} is fixed", hint=f"leave {', '.join(fixed)} to the search")
     try:
-        found = with_settings(report, RUNTIME)
+        found = with_settings(report, {}, runs=lambda plan: not plan.list_missing(compiled=compiled))
     except PlaitError as error:
         raise ConfigError(f"{lacks}, and without that there is none: {error.message}") from error
     if not found.ranked:
@@ -73,5 +77,8 @@ def choose_runnable(report: PlanReport) -> tuple[Prediction, str]:
 
 
 def _name_degrees(plan: PlanConfig) -> str:
-    stages = f", pp = {plan.pp}" if plan.pp > 1 else ""
-    return f"tp = {plan.tp}, dp = {plan.dp}{stages}"
+    words = [f"tp = {plan.tp}", f"dp = {plan.dp}"]
+    if plan.gathers_units:
+        words[-1] += f" (parameters over {plan.sharding_degree})"
+    words += [f"{name} = {degree}" for name, degree in (("cp", plan.cp), ("pp", plan.pp)) if degree > 1]
+    return ", ".join(words)

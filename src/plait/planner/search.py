@@ -19,13 +19,13 @@ from math import inf
 from plait.contract.step import list_gemms
 from plait.planner.laws.gemm import derive_regime_share
 from plait.planner.memory.peak import predict_memory
-from plait.planner.memory.static import count_stage_parameters, derive_gathered_bytes
+from plait.planner.memory.static import count_stage_parameters
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import derive_planned_model, is_linear
 from plait.planner.prediction import Memory, Verdict
 from plait.planner.space.candidates import (
     Candidate,
-    build_leanest,
+    list_leanest,
     free_buffers,
     list_candidates,
     list_shardings,
@@ -111,7 +111,10 @@ class _Search:
         roomy: list[Degrees] = []
         nearest: tuple[float, PlanConfig] | None = None
         for degrees in kept:
-            plans = list_strongest(build_leanest(degrees, self.task, self.fixed), self.fixed)
+            plans = list(list_leanest(degrees, self.task, self.fixed))
+            if not plans:
+                refused.append(Refusal(str(degrees), "plait train runs no plan of it", degrees=degrees))
+                continue
             margin, leanest = max(
                 ((self.remember(plan).margin_bytes, plan) for plan in plans), key=lambda pair: pair[0]
             )
@@ -126,7 +129,7 @@ class _Search:
 
     def _count_plans(self, degrees: Degrees) -> int:
         plain = PlanConfig(tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, dp_replicate=degrees.dp)
-        num_shardings = sum(1 for _ in list_shardings(plain, self.fixed))
+        num_shardings = sum(1 for _ in list_shardings(plain, self.task, self.fixed))
         return num_shardings * sum(1 for _ in list_candidates(degrees, self.task, self.fixed))
 
     def _list_bounds(self, roomy: Sequence[Degrees]) -> list[tuple[float, int, bool, Candidate]]:
@@ -176,23 +179,14 @@ class _Search:
             sizes = list_divisors(share) if "micro_batch" not in self.fixed else [self.fixed["micro_batch"]]
             count = bisect_left(sizes, True, key=lambda size: not self._could_fit(replace(plain, micro_batch=size)))
             self.most[key] = sizes[count - 1] if count else 0
+            # Of a single micro-batch no gradients are added up, which may be what makes room.
+            if self._could_fit(replace(plain, micro_batch=sizes[-1])):
+                self.most[key] = sizes[-1]
         return self.most[key]
 
     def _could_fit(self, candidate: Candidate) -> bool:
-        """Whether any sharding of it fits.
-
-        Where parameters are sharded, nothing is larger than in another sharding but what is gathered for a moment; if
-        it does not fit without that, none does.
-        """
-        strongest, *others = list_strongest(candidate.build_plan(self.fixed), self.fixed)
-        memory = self.remember(strongest)
-        if memory.verdict is not Verdict.DOES_NOT_FIT:
-            return True
-        contract = derive_planned_model(self.task.model, strongest, self.task.seq_len)
-        num_micro_batches = strongest.num_micro_batches(self.task.global_batch)
-        stages = derive_stages(self.task.model.num_layers, strongest.pp, strongest.interleave, num_micro_batches)
-        gathered = derive_gathered_bytes(contract, strongest, stages[memory.stage])
-        return memory.margin_bytes + gathered >= 0 and any(map(self._has_room, others))
+        """Whether any sharding of it fits."""
+        return any(map(self._has_room, list_strongest(candidate.build_plan(self.fixed), self.task, self.fixed)))
 
     def _bound_micro_batches(self, candidate: Candidate) -> float:
         """Blocks and ends shared out evenly over the stages; nothing sent, and attention not counted twice."""
@@ -215,7 +209,7 @@ class _Search:
         if not self._can_count(timed.pipeline_s, degrees):
             return
         serial: _Timed | None = None
-        for sharded in list_shardings(plan, self.fixed):
+        for sharded in list_shardings(plan, self.task, self.fixed):
             seconds = timed.time_step(sharded)
             if not self._can_count(seconds, degrees):
                 continue
@@ -265,17 +259,12 @@ class _Timed:
             cost.seconds for cost in build_pipeline(self.layers, stages, where, self.num_micro_batches)
         )
         self.heaviest = max(stages, key=lambda stage: count_stage_parameters(self.contract, stage))
-        self.num_parameters = count_stage_parameters(self.contract, self.heaviest)
 
     def time_step(self, plan: PlanConfig) -> float:
         """Seconds of a step: what `predict` says of it."""
         where = Circumstance(self.task.cluster, plan, self.contract)
-        parts = build_data_parallel(
-            self.layers, where, self.num_parameters, self.heaviest.num_layers, self.num_micro_batches
-        )
-        return (
-            self.pipeline_s + sum(part.seconds for part in parts) + build_optimizer(where, self.num_parameters).seconds
-        )
+        parts = build_data_parallel(self.layers, where, self.heaviest)
+        return self.pipeline_s + sum(part.seconds for part in parts) + build_optimizer(where, self.heaviest).seconds
 
 
 def _derive_rate(task: Task, dtype: str) -> float:

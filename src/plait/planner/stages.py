@@ -14,14 +14,17 @@ class Stage:
         index: its place; 0 has the embedding.
         num_layers: blocks of all its chunks together.
         is_last: whether it has the final norm, the head and the loss.
-        micro_batches: whose activations it keeps at most, of all its blocks (a fraction with interleaved chunks).
+        in_flight: micro-batches whose activations it keeps at most, of all its blocks (a fraction with interleaved
+            chunks).
+        num_micro_batches: of a step.
     """
 
     index: int
     num_layers: int
     is_first: bool
     is_last: bool
-    micro_batches: float
+    in_flight: float
+    num_micro_batches: int
 
 
 @lru_cache(maxsize=4096)
@@ -37,6 +40,7 @@ def derive_stages(num_layers: int, pp: int, interleave: int, num_micro_batches: 
             index == 0,
             index == pp - 1,
             _count_in_flight(index, pp, interleave, num_micro_batches),
+            num_micro_batches,
         )
         for index, layers in enumerate(_share_layers(num_layers, pp, pp * interleave))
     )

@@ -137,9 +137,12 @@ def test_writing_says_what_stands_in_for_a_plan_that_does_not_run(run: Run, tmp_
     path = tmp_path / "plan.toml"
     status, _, err = run(*SMALL, "--write", str(path))
     assert status == 0
-    assert "which plait train does not run yet; the fastest that it runs is tp = " in err
+    assert "which plait train does not run; the fastest that it runs is tp = " in err
     assert "has no data yet" in err
-    assert load_run_config(str(path)).parallel.tp > 1
+    assert load_run_config(str(path)).parallel.dp_shard > 1
+    with pytest.raises(SystemExit) as explained:
+        main(["explain", str(path)])
+    assert explained.value.code == 0
     status, _, err = run(*SMALL, "--write", str(path), "--fix", "sharded=optimizer")
     assert status == 2
     assert "optimizer sharded over dp" in err

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from plait.config.overlap import OverlapConfig
-from plait.config.precision import PrecisionConfig
 from plait.config.presets import load_preset
 from plait.config.run import RunConfig
 from plait.config.train import TrainConfig
@@ -21,8 +20,6 @@ from plait.planner.predict import predict
 from plait.planner.prediction import Prediction, Verdict
 from tests.support.costs import is_sum
 from tests.support.plans import LLAMA, MODELS, predict_small
-
-_BF16_SUMS = PrecisionConfig(reduce="bfloat16")
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["llama", "gpt"])
@@ -43,9 +40,7 @@ def test_collectives_and_bytes_of_micro_batches_are_the_contracts(
 
 
 def test_gradients_are_summed_over_dp_as_the_contract_says() -> None:
-    plan = PlanConfig(
-        tp=2, dp_replicate=4, sharded="nothing", precision=_BF16_SUMS, gradient_dtype="bfloat16", micro_batch=2
-    )
+    plan = PlanConfig(tp=2, dp_replicate=4, sharded="nothing", micro_batch=2)
     prediction = predict_small(plan, batches=2)
     run = _build_run(prediction)
     closing = derive_closing_collectives(run, derive_run_model(run))

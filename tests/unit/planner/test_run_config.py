@@ -11,7 +11,7 @@ from plait.config.recipe import RECIPES
 from plait.errors import ConfigError
 from plait.planner import Cluster, PlanReport, load_hardware, plan
 from plait.planner.plan_config import PlanConfig
-from plait.planner.run_config import RUNTIME, build_run_config, choose_runnable
+from plait.planner.run_config import build_run_config, choose_runnable
 
 BASE = load_run_config("llama-demo", ["train.steps=7", "data.kind=tokens", "data.paths=corpus.bin"])
 
@@ -76,7 +76,7 @@ def test_the_best_that_it_runs_stands_in_for_a_best_that_it_does_not() -> None:
     assert chosen.plan.list_missing() == ()
     assert chosen.step_s > report.best.step_s
     assert note.startswith(
-        "the best plan has optimizer sharded over dp, which plait train does not run yet; the fastest"
+        "the best plan has gradients sharded over dp, which plait train does not run; the fastest that it runs is tp = "
     )
 
 
@@ -109,19 +109,84 @@ def test_a_plan_over_context_ranks_is_a_run() -> None:
     assert build_run_config(chosen, BASE).parallel.cp == 2
 
 
-def test_a_recipe_over_context_ranks_is_none() -> None:
-    assert PlanConfig(cp=2, sharded="nothing", quantization="fp8_currentscaling").list_missing() == (
-        "quantization = fp8_currentscaling over cp = 2",
+@pytest.mark.parametrize(
+    ("fixed", "degrees"),
+    [
+        ({"dp_shard": 4}, (1, 4, 1, 1)),
+        ({"dp_shard": 2}, (2, 2, 1, 1)),
+        ({"cp": 2, "dp_shard": 2}, (1, 2, 2, 1)),
+        ({"pp": 2, "dp_shard": 2}, (1, 2, 1, 2)),
+    ],
+)
+def test_a_plan_that_shares_parameters_out_is_a_run(
+    fixed: dict[str, int], degrees: tuple[int, ...], tmp_path: Path
+) -> None:
+    chosen, note = choose_runnable(build(**{"tp": 1, "cp": 1, "pp": 1, "sharded": "parameters", **fixed}))
+    run = build_run_config(chosen, BASE)
+    path = tmp_path / "plan.toml"
+    path.write_text(format_run_config(run))
+    assert not note
+    assert load_run_config(str(path)) == run
+    parallel = run.parallel
+    assert (parallel.dp_replicate, parallel.dp_shard, parallel.cp, parallel.pp) == degrees
+    assert parallel.reshard_after_forward is None
+    assert "reshard_after_forward" not in path.read_text()
+
+
+def test_of_all_that_runs_the_fastest_is_chosen() -> None:
+    """Here parameters have to be shared out: replicated, none of these plans fits."""
+    model = load_run_config("llama3-8b").model
+    report = plan(
+        model, Cluster(load_hardware("h100"), 16), seq_len=4096, global_batch=64, fixed={"tp": 1, "pp": 1, "cp": 1}
     )
+    chosen, note = choose_runnable(report)
+    other = plan(
+        model, Cluster(load_hardware("h100"), 16), seq_len=4096, global_batch=64,
+        fixed={"tp": 1, "pp": 1, "cp": 1, "sharded": "parameters"},
+    )  # fmt: skip
+    assert chosen == other.best
+    assert chosen.plan.sharded == "parameters"
+    assert f"parameters over {chosen.plan.dp_shard}" in note or not report.best.plan.list_missing()
 
 
-def test_runtime_is_what_a_plan_does_not_lack() -> None:
-    assert PlanConfig(**RUNTIME).list_missing() == ()  # type: ignore[arg-type]
+def test_compiled_blocks_leave_less_to_choose() -> None:
+    model = load_run_config("llama3-8b").model
+    fixed = {"sharded": "parameters", "cp": 2}
+    report = plan(model, Cluster(load_hardware("h100"), 8), seq_len=4096, global_batch=8, fixed=fixed)
+    with pytest.raises(ConfigError, match="cp = 2 with compiled blocks, which plait train does not run, and cp is"):
+        choose_runnable(report, compiled=True)
+    report = plan(
+        model, Cluster(load_hardware("h100"), 8), seq_len=8192, global_batch=8, fixed={"tp": 1, "pp": 1, "dp": 8}
+    )
+    assert report.best.plan.recompute != "none"
+    with pytest.raises(ConfigError, match="recompute = .* of compiled blocks.* none fits"):
+        choose_runnable(report, compiled=True)
+
+
+def test_a_recipe_over_context_ranks_is_none() -> None:
+    (missing,) = PlanConfig(cp=2, sharded="nothing", quantization="fp8_currentscaling").list_missing()
+    assert str(missing) == "quantization = fp8_currentscaling over cp = 2"
+
+
+@pytest.mark.parametrize(
+    ("plan", "missing"),
+    [
+        (PlanConfig(dp_replicate=4, sharded="nothing"), []),
+        (PlanConfig(dp_shard=4, sharded="parameters"), []),
+        (PlanConfig(dp_shard=2, cp=2, sharded="parameters"), []),
+        (PlanConfig(tp=4), []),
+        (PlanConfig(dp_shard=4), ["optimizer sharded over dp"]),
+        (PlanConfig(dp_shard=4, sharded="gradients"), ["gradients sharded over dp"]),
+        (PlanConfig(cp=2, sharded="parameters"), ["parameters sharded over cp alone"]),
+        (PlanConfig(quantization="fp8_rowwise"), ["quantization = fp8_rowwise"]),
+    ],
+)
+def test_what_a_run_refuses_is_missing(plan: PlanConfig, missing: list[str]) -> None:
+    assert [str(each) for each in plan.list_missing()] == missing
 
 
 def test_where_no_plan_that_runs_fits_it_is_said() -> None:
     model = load_run_config("llama3-70b").model
-    fixed = {"tp": 2, "pp": 1}
-    report = plan(model, Cluster(load_hardware("h100"), 64), seq_len=4096, global_batch=64, fixed=fixed)
+    report = plan(model, Cluster(load_hardware("h100"), 8), seq_len=4096, global_batch=64, fixed={"tp": 2, "pp": 1})
     with pytest.raises(ConfigError, match="none fits: the nearest lacks"):
         choose_runnable(report)

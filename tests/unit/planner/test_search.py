@@ -34,7 +34,7 @@ def find_fastest(task: Task, fixed: dict[str, Any]) -> dict[Degrees, float]:
     for degrees in list_degrees(task, fixed)[0]:
         for asked in policies:
             for candidate in list_candidates(degrees, task, asked):
-                for plan in list_shardings(candidate.build_plan(asked), asked):
+                for plan in list_shardings(candidate.build_plan(asked), task, asked):
                     prediction = predict(
                         task.model, task.cluster, plan, seq_len=task.seq_len, global_batch=task.global_batch
                     )

@@ -21,11 +21,11 @@ def test_llama_405b_counts_embedding_and_head_as_a_block_each() -> None:
 
 
 def test_first_stage_of_1f1b_holds_as_many_micro_batches_as_there_are_stages() -> None:
-    assert [stage.micro_batches for stage in derive_stages(8, 4, 1, 16)] == [4, 3, 2, 1]
-    assert [stage.micro_batches for stage in derive_stages(8, 4, 1, 2)] == [2, 2, 2, 1]
+    assert [stage.in_flight for stage in derive_stages(8, 4, 1, 16)] == [4, 3, 2, 1]
+    assert [stage.in_flight for stage in derive_stages(8, 4, 1, 2)] == [2, 2, 2, 1]
 
 
 @pytest.mark.parametrize(("pp", "interleave"), [(8, 3), (35, 3), (4, 8)])
 def test_interleaving_holds_the_factor_of_korthikanti(pp: int, interleave: int) -> None:
     first = derive_stages(pp * interleave, pp, interleave, 1000)[0]
-    assert first.micro_batches == pytest.approx(pp * (1 + (pp - 1) / (pp * interleave)))
+    assert first.in_flight == pytest.approx(pp * (1 + (pp - 1) / (pp * interleave)))

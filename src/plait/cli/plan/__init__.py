@@ -185,7 +185,9 @@ def _show(report: PlanReport, answers: Sequence[WhyNot], width: int, *, explain:
 
 def _write_files(report: PlanReport, run: RunConfig, options: dict[str, Any]) -> None:
     """Nothing is written before it is known that there is a plan to write."""
-    chosen, note = choose_runnable(report) if options["write_path"] is not None else (report.best, "")
+    chosen, note = report.best, ""
+    if options["write_path"] is not None:
+        chosen, note = choose_runnable(report, compiled=run.train.compile)
     if (path := options["trace_path"]) is not None:
         charts = [layer.chart for layer in build_layer_charts(report.best)]
         write_file(path, json.dumps(build_trace(charts)) + "\n")

@@ -65,7 +65,7 @@ def build_prediction_record(prediction: Prediction) -> Record:
             "term": prediction.binding.term, "share": prediction.binding.share, "reason": prediction.binding.reason,
         },
         "weak": list(prediction.weak),
-        "missing": list(prediction.plan.list_missing()),
+        "missing": [str(each) for each in prediction.plan.list_missing()],
     }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ from plait.contract.pipeline.stage import list_ends
 from plait.contract.pipeline.step import select_run_parts
 from plait.contract.recompute import list_backward
 from plait.contract.step import REDUCE, list_collectives
-from plait.sharding import Invariant, Ownership, Partial, Shard, derive_transition
+from plait.dtype import DType
+from plait.sharding import Invariant, MeshShape, Ownership, Partial, Shard, derive_transition
 
 _GATHER = derive_transition(Shard(0), Invariant()).forward
 _SCATTER = derive_transition(Partial(), Shard(0)).forward
@@ -124,19 +125,29 @@ def _list_backward_of(ops: tuple[Op, ...], contract: ModelContract) -> list[Coll
 def _derive_unit(run: RunConfig, contract: ModelContract, ops: Iterable[Op]) -> Unit:
     shape, setting = run.parallel.mesh_shape, contract.setting
     owned = {parameter.ownership.name: parameter.ownership for op in ops for parameter in op.parameters}
-    axis, degree = shape.name("dp_shard_cp"), shape.degree("dp_shard_cp")
-    share = sum(count_share(each, setting.rank, degree) for each in owned.values())
+    share = sum(count_share(each, setting.rank, shape.degree("dp_shard_cp")) for each in owned.values())
+    return build_unit(shape, share, gathered=setting.dtype, summed=setting.sum_dtype)
+
+
+def build_unit(shape: MeshShape, share: int, *, gathered: DType, summed: DType) -> Unit:
+    """What moves of a unit of which each rank has `share` elements, gathered and summed in these formats."""
     if not share:
         return Unit((), ())
-    whole, copies = (share * degree,), shape.dp_replicate
-    total = Collective(REDUCE, "dp_replicate", copies, (share,), setting.sum_dtype)
+    axis, degree, copies = shape.name("dp_shard_cp"), shape.degree("dp_shard_cp"), shape.dp_replicate
+    whole = (share * degree,)
+    total = Collective(REDUCE, "dp_replicate", copies, (share,), summed)
     return Unit(
-        (Collective(_GATHER, axis, degree, whole, setting.dtype),),
-        (Collective(_SCATTER, axis, degree, whole, setting.sum_dtype), *((total,) if copies > 1 else ())),
+        (Collective(_GATHER, axis, degree, whole, gathered),),
+        (Collective(_SCATTER, axis, degree, whole, summed), *((total,) if copies > 1 else ())),
     )
 
 
 def count_share(ownership: Ownership, tp_rank: int, degree: int) -> int:
     """Elements that each rank moves of a parameter: its rows, rounded up to the same number on every rank."""
-    rows, *others = ownership.local_shape(tp_rank)
+    return count_row_share(ownership.local_shape(tp_rank), degree)
+
+
+def count_row_share(shape: tuple[int, ...], degree: int) -> int:
+    """The same of what tp left of a parameter."""
+    rows, *others = shape
     return -(-rows // degree) * prod(others)

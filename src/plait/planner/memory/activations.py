@@ -29,7 +29,7 @@ def _keep_bytes(saved: Saved, op: Op, contract: PlannedModel, plan: PlanConfig) 
 
 def derive_ends_bytes(contract: PlannedModel, plan: PlanConfig, stage: Stage) -> float:
     """What embedding, final norm, head and loss keep; the last stage does backward at once, so of one micro-batch."""
-    first = stage.micro_batches * sum(op.saved_bytes for op in contract.entry) if stage.is_first else 0.0
+    first = stage.in_flight * sum(op.saved_bytes for op in contract.entry) if stage.is_first else 0.0
     if not stage.is_last:
         return first
     return first + sum(op.saved_bytes for op in contract.exit) + derive_logit_bytes(contract, plan)

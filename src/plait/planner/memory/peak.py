@@ -78,7 +78,7 @@ def derive_stage_parts(
     logit_bytes = derive_logit_bytes(contract, plan) if stage.is_last else 0.0
     gathered_bytes = derive_gathered_bytes(contract, plan, stage)
     return derive_static(contract, plan, stage) | {
-        MemoryPart.ACTIVATIONS: stage.num_layers * stage.micro_batches * layer.block,
+        MemoryPart.ACTIVATIONS: stage.num_layers * stage.in_flight * layer.block,
         MemoryPart.ENDS: derive_ends_bytes(contract, plan, stage),
         MemoryPart.BUFFERS: layer.moving + max(0.0, layer.running - logit_bytes) + gathered_bytes,
         MemoryPart.LIBRARIES: LIBRARY_BYTES.value,

@@ -35,7 +35,7 @@ def build_head(report: PlanReport) -> str:
     weak = "".join(f"<li>{escape(each)}</li>" for each in best.weak)
     warning = f'<p class="weak">Less sure than the interval says:</p><ul class="weak">{weak}</ul>' if weak else ""
     missing = best.plan.list_missing()
-    runs = f'<p class="weak">plait train does not run yet: {escape(", ".join(missing))}.</p>' if missing else ""
+    runs = f'<p class="weak">plait train does not run yet: {escape(", ".join(map(str, missing)))}.</p>' if missing else ""
     return f"""<header>
 <h1>{escape(report.name)} on {report.cluster.num_devices:,} x {escape(report.cluster.hardware.title)}</h1>
 <p class="asked">{escape(words.describe_asked(report))}</p>

@@ -58,34 +58,45 @@ def list_candidates(degrees: Degrees, task: Task, fixed: Fixed) -> Iterator[Cand
                 continue
             for interleave in _list_interleaves(degrees, task.model, fixed, share // micro_batch):
                 for recompute in [fixed["recompute"]] if "recompute" in fixed else get_args(Recompute):
-                    yield Candidate(degrees, sequence_parallel, micro_batch, recompute, interleave)
+                    candidate = Candidate(degrees, sequence_parallel, micro_batch, recompute, interleave)
+                    if task.runs is None or task.runs(candidate.build_plan(fixed)):
+                        yield candidate
 
 
-def build_leanest(degrees: Degrees, task: Task, fixed: Fixed) -> PlanConfig:
-    """The plan within degrees that needs least memory, but for its sharding: nothing more can be computed again."""
-    lean = Candidate(
-        degrees,
-        fixed.get("sequence_parallel", True),
-        fixed.get("micro_batch", 1),
-        fixed.get("recompute", "full"),
-        fixed.get("interleave", 1),
-    )
-    return lean.build_plan(fixed)
+def list_leanest(degrees: Degrees, task: Task, fixed: Fixed) -> Iterator[PlanConfig]:
+    """Plans within degrees of which one needs least memory: of the smallest micro-batches, or of one for the step.
+
+    Of a single one no gradients are added up. Each of them in every sharding that `list_strongest` has.
+    """
+    share = task.global_batch // degrees.dp
+    for micro_batch in dict.fromkeys([fixed["micro_batch"]] if "micro_batch" in fixed else [1, share]):
+        plans = [
+            Candidate(
+                degrees, fixed.get("sequence_parallel", True), micro_batch, recompute, fixed.get("interleave", 1)
+            ).build_plan(fixed)
+            for recompute in ([fixed["recompute"]] if "recompute" in fixed else ["full", "none"])
+        ]
+        yield from list_strongest(next(filter(task.allows, plans), plans[0]), task, fixed)
 
 
-def list_shardings(plan: PlanConfig, fixed: Fixed) -> Iterator[PlanConfig]:
+def list_shardings(plan: PlanConfig, task: Task, fixed: Fixed) -> Iterator[PlanConfig]:
     """Every way in which the data-parallel ranks of a plan can share out parameters, gradients and optimizer state."""
     for sharded in _list_stages(fixed):
-        for shard in _list_shards(plan.dp, plan.cp, sharded, fixed):
-            yield replace(plan, sharded=sharded, dp_shard=shard, dp_replicate=plan.dp // shard)
+        yield from _list_sharded(plan, sharded, task, fixed)
 
 
-def list_strongest(plan: PlanConfig, fixed: Fixed) -> Iterator[PlanConfig]:
+def list_strongest(plan: PlanConfig, task: Task, fixed: Fixed) -> Iterator[PlanConfig]:
     """Of each way of sharding the one over most ranks, without overlap: one of them needs least memory of all."""
     plain = free_buffers(plan, fixed) or plan
     for sharded in reversed(_list_stages(fixed)):
-        for shard in _list_shards(plan.dp, plan.cp, sharded, fixed)[-1:]:
-            yield replace(plain, sharded=sharded, dp_shard=shard, dp_replicate=plan.dp // shard)
+        yield from _list_sharded(plain, sharded, task, fixed)[-1:]
+
+
+def _list_sharded(plan: PlanConfig, sharded: Sharded, task: Task, fixed: Fixed) -> list[PlanConfig]:
+    """Over few ranks or many."""
+    shards = _list_shards(plan.dp, plan.cp, sharded, fixed)
+    plans = (replace(plan, sharded=sharded, dp_shard=shard, dp_replicate=plan.dp // shard) for shard in shards)
+    return list(filter(task.allows, plans))
 
 
 def _list_stages(fixed: Fixed) -> tuple[Sharded, ...]:

@@ -15,12 +15,21 @@ from plait.sharding import ENDS_AS_BLOCKS, MAX_TP
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be planned."""
+    """What is to be planned.
+
+    Attributes:
+        runs: which plans may be chosen, where not all may.
+    """
 
     model: ModelConfig
     cluster: Cluster
     seq_len: int
     global_batch: int
+    runs: Callable[[PlanConfig], bool] | None = None
+
+    def allows(self, plan: PlanConfig) -> bool:
+        """Whether a plan may be chosen."""
+        return self.runs is None or self.runs(plan)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -26,8 +26,26 @@ def test_static_memory_is_18_bytes_a_parameter_of_which_12_are_sharded() -> None
     assert sharded.static_bytes == pytest.approx((2 + 4 + 12 / 4) * LLAMA.num_parameters)
     gradients = _predict(PlanConfig(dp_shard=4, sharded="gradients"))
     assert gradients.static_bytes == pytest.approx((2 + 4 / 4 + 12 / 4) * LLAMA.num_parameters)
-    everything = _predict(PlanConfig(dp_shard=4, sharded="parameters", gradient_dtype="bfloat16"))
-    assert everything.static_bytes == pytest.approx((2 + 2 + 12) / 4 * LLAMA.num_parameters)
+
+
+_ENDS = (2 * LLAMA.vocab_size + 1) * LLAMA.width
+
+
+def test_shards_of_parameters_are_the_masters_and_gradients_are_shared_out_in_the_last_micro_batch() -> None:
+    """Embedding, last norm and head are whole from forward to backward, as one unit."""
+    one, many = (_predict(PlanConfig(dp_shard=4, sharded="parameters"), batches=batches) for batches in (1, 8))
+    assert one.static_bytes == pytest.approx(2 * _ENDS + (4 + 12) / 4 * LLAMA.num_parameters)
+    assert many.static_bytes == pytest.approx(2 * _ENDS + (4 + 12 / 4) * LLAMA.num_parameters)
+    lean = _predict(PlanConfig(dp_shard=4, sharded="parameters", gradient_dtype="bfloat16"), batches=1)
+    assert one.static_bytes - lean.static_bytes == pytest.approx(2 / 4 * LLAMA.num_parameters)
+
+
+@pytest.mark.parametrize("batches", [1, 8])
+def test_stages_that_share_parameters_out_have_them_whole_while_a_step_lasts(batches: int) -> None:
+    plan = PlanConfig(pp=2, dp_shard=4, sharded="parameters")
+    whole = replace(plan, sharded="optimizer")
+    parts, others = (dict(_predict(each, batches=batches).parts) for each in (plan, whole))
+    assert parts == others
 
 
 def test_ranks_of_cp_share_the_optimizer_state_out() -> None:
