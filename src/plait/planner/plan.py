@@ -83,7 +83,7 @@ def plan(
     `fixed` holds fields of a `PlanConfig` (and `dp`) that are not to be chosen: `{"tp": 8, "recompute": "full"}`. What
     is not fixed is searched: degrees, sequence parallelism, micro-batch, chunks of a pipeline, recompute, sharding of
     parameters, gradients and optimizer state. Number formats stay as they are unless they are fixed. Equal arguments
-    give equal reports. `name` is what the report calls the model; `runs` says which plans may be chosen, if not all may.
+    give equal reports. `name` is what the report calls the model; `runs` says which plans may be chosen, if not all.
 
     Raises:
         ConfigError: values of `fixed` that cannot be, or a batch, a sequence or degrees for which there is no plan.

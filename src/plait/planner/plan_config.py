@@ -5,13 +5,14 @@ from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple, get_args
 
-from plait.config.axis.pipeline import PipelineConfig
+from plait.config.axis.pipeline import PipelineConfig, Schedule
 from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
 from plait.config.precision import FloatFormat, PrecisionConfig
 from plait.config.quantization import QuantizationConfig
 from plait.config.recipe import RECIPES, Recipe, RecipeName
 from plait.config.train import Recompute
+from plait.contract.pipeline.order import Pipeline
 from plait.sharding import MeshShape
 
 Quantization = Literal[RecipeName, "fp8_rowwise"]
@@ -27,6 +28,9 @@ ORDER: tuple[Axis, ...] = get_args(Axis)
 """From ranks that are neighbours to those farthest apart: what moves most is closest."""
 
 _STAGES: tuple[Sharded, ...] = get_args(Sharded)
+
+PlannedSchedule = Literal["1f1b", "interleaved", "zero_bubble"]
+"""How micro-batches go through a pipeline; of the first two it is the one that so many chunks a rank make it."""
 
 Loss = Literal["in_place", "fused"]
 """How cross entropy treats its logits: in place, or in kernels that a compiler fused, which take more memory."""
@@ -54,7 +58,7 @@ class PlanConfig:
     """How a model is spread over `tp * cp * pp * dp_replicate * dp_shard` devices, and how it is run there.
 
     Attributes:
-        interleave: stages of the pipeline that one rank holds (1: plain 1F1B).
+        interleave: stages of the pipeline that one rank holds, its chunks.
         dp_replicate: groups that hold the same and only sum gradients.
         dp_shard: data-parallel ranks of a group that share out what `sharded` says.
         micro_batch: sequences of one forward and backward of one data-parallel rank.
@@ -70,6 +74,7 @@ class PlanConfig:
     cp: int = 1
     pp: int = 1
     interleave: int = 1
+    schedule: PlannedSchedule = "1f1b"
     dp_replicate: int = 1
     dp_shard: int = 1
     sharded: Sharded = "optimizer"
@@ -83,6 +88,10 @@ class PlanConfig:
     overlaps_gradients: bool = True
     overlaps_sends: bool = True
     loss: Loss = "in_place"
+
+    def __post_init__(self) -> None:
+        if self.schedule != "zero_bubble":
+            object.__setattr__(self, "schedule", "1f1b" if self.interleave == 1 else "interleaved")
 
     @property
     def dp(self) -> int:
@@ -124,11 +133,20 @@ class PlanConfig:
             sequence_parallel=self.sequence_parallel,
         )  # fmt: skip
 
+    def find_schedule(self, num_micro_batches: int) -> Schedule:
+        """That of a run: with fewer micro-batches than ranks nothing is left of 1f1b but its forwards."""
+        return "gpipe" if self.schedule == "1f1b" and num_micro_batches < self.pp else self.schedule
+
+    def build_order(self, num_micro_batches: int) -> Pipeline:
+        """In which order the ranks of the pipeline work."""
+        return Pipeline(self.find_schedule(num_micro_batches), self.pp, self.interleave, num_micro_batches)
+
     def build_pipeline(self, num_micro_batches: int) -> PipelineConfig:
-        """The section of a run: with fewer micro-batches than ranks nothing is left of 1f1b but its forwards."""
-        if self.interleave > 1:
-            return PipelineConfig(schedule="interleaved", stages_per_rank=self.interleave)
-        return PipelineConfig(schedule="1f1b" if num_micro_batches >= self.pp else "gpipe")
+        """The section of a run."""
+        schedule = self.find_schedule(num_micro_batches)
+        if self.schedule == "1f1b":
+            return PipelineConfig(schedule=schedule)
+        return PipelineConfig(schedule=schedule, stages_per_rank=self.interleave)
 
     @property
     def recipe(self) -> Recipe | None:
@@ -164,7 +182,9 @@ class PlanConfig:
         return tuple(missing)
 
     def _list_uncompiled(self) -> list[Missing]:
-        asked = {"quantization": self.quantization, "recompute": self.recompute}
+        asked: dict[str, str] = {"quantization": self.quantization, "recompute": self.recompute}
+        if self.schedule == "zero_bubble":
+            asked["schedule"] = self.schedule
         missing = [
             Missing(f"{name} = {value} of compiled blocks", (name,)) for name, value in asked.items() if value != "none"
         ]
@@ -199,6 +219,6 @@ def build_section(quantization: Quantization) -> QuantizationConfig:
 def keep_layer_axes(plan: PlanConfig, *, dp_replicate: int = 1) -> PlanConfig:
     """The plan as one layer sees it: without what only pipeline, data parallelism and optimizer depend on."""
     return replace(
-        plan, pp=1, interleave=1, dp_replicate=dp_replicate, dp_shard=1, sharded="nothing", gradient_dtype=None,
-        overlaps_gradients=True, overlaps_sends=True,
+        plan, pp=1, interleave=1, schedule="1f1b", dp_replicate=dp_replicate, dp_shard=1, sharded="nothing",
+        gradient_dtype=None, overlaps_gradients=True, overlaps_sends=True,
     )  # fmt: skip

@@ -1,7 +1,9 @@
 """Predict the step of one plan."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 
+from plait.config.axis.pipeline import find_refusal
 from plait.config.model import ModelConfig
 from plait.contract.step import sum_flops
 from plait.errors import ConfigError
@@ -13,7 +15,7 @@ from plait.planner.memory.static import count_stage_parameters
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import derive_planned_model, is_attention, list_recipe_problems
 from plait.planner.prediction import Prediction
-from plait.planner.stages import derive_stages
+from plait.planner.stages import list_stages
 from plait.planner.step.block import build_layers
 from plait.planner.step.circumstance import Circumstance
 from plait.planner.step.data_parallel import build_data_parallel, build_optimizer
@@ -58,18 +60,30 @@ def check_plan(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_le
         )
     if plan.cp > 1 and seq_len % (2 * plan.cp):
         problems.append(f"sequences of {seq_len} tokens cannot be cut into the {2 * plan.cp} parts of cp = {plan.cp}")
-    if plan.pp * plan.interleave > model.num_layers + ENDS_AS_BLOCKS * (plan.pp > 1):
-        problems.append(
-            f"{model.num_layers} blocks cannot be cut over pp = {plan.pp} with {plan.interleave} chunks a rank"
-        )
-    if plan.interleave > 1 and plan.pp == 1:
-        problems.append(f"interleave = {plan.interleave} needs a pipeline, but pp = 1")
+    problems += _list_schedule_problems(model, plan, plan.num_micro_batches(global_batch))
     tokens = plan.micro_batch * seq_len // plan.cp
     if plan.sequence_parallel and tokens < plan.tp:
         problems.append(f"{tokens} tokens of a micro-batch cannot be sharded over tp = {plan.tp}")
     problems += list_recipe_problems(model, cluster.hardware, plan, seq_len)
     if problems:
         raise ConfigError.from_problems("plan", problems)
+
+
+def _list_schedule_problems(model: ModelConfig, plan: PlanConfig, num_micro_batches: int) -> Iterator[str]:
+    """What stages and the order of their work need."""
+    if plan.pp * plan.interleave > model.num_layers + ENDS_AS_BLOCKS * (plan.pp > 1):
+        yield f"{model.num_layers} blocks cannot be cut over pp = {plan.pp} with {plan.interleave} chunks a rank"
+    if plan.interleave > 1 and plan.pp == 1:
+        yield f"interleave = {plan.interleave} needs a pipeline, but pp = 1"
+    if plan.schedule != "zero_bubble":
+        return
+    if plan.pp == 1:
+        yield "schedule = zero_bubble needs a pipeline, but pp = 1"
+    elif (refusal := find_refusal("zero_bubble", plan.pp, num_micro_batches)) is not None:
+        yield refusal
+    for name in ("recompute", "quantization"):
+        if getattr(plan, name) != "none":
+            yield f"{name} = {getattr(plan, name)} does not go with the two halves of backward of zero_bubble"
 
 
 def derive_model_flops(model: ModelConfig, seq_len: int) -> float:
@@ -95,12 +109,12 @@ def _build_step(model: ModelConfig, cluster: Cluster, plan: PlanConfig, seq_len:
     contract = derive_planned_model(model, plan, seq_len)
     where = Circumstance(cluster, plan, contract)
     layers = build_layers(model, cluster, plan, seq_len)
-    stages = derive_stages(model.num_layers, plan.pp, plan.interleave, num_micro_batches)
+    stages = list_stages(model.num_layers, plan, num_micro_batches)
     heaviest = max(stages, key=lambda stage: count_stage_parameters(contract, stage))
     return join(
         "step",
         [
-            *build_pipeline(layers, stages, where, num_micro_batches),
+            *build_pipeline(layers, stages, where),
             *build_data_parallel(layers, where, heaviest),
             build_optimizer(where, heaviest),
         ],
@@ -122,6 +136,8 @@ def _list_weak(cluster: Cluster, plan: PlanConfig) -> tuple[str, ...]:
             f"{plan.interleave} chunks on each rank of the pipeline: each adds a send, which is predicted to hide "
             "beneath the next chunk however short that is"
         )
+    if plan.schedule == "zero_bubble":
+        weak.append("zero bubble: collectives of half a backward are predicted to hide as those of a whole one do")
     weak += _list_unmeasured(cluster, plan)
     return tuple(weak)
 

@@ -33,7 +33,7 @@ from plait.planner.space.candidates import (
 )
 from plait.planner.space.degrees import Degrees, Refusal, Task, list_degrees, list_divisors
 from plait.planner.space.fixed import Fixed
-from plait.planner.stages import derive_stages
+from plait.planner.stages import list_stages
 from plait.planner.step.block import build_layers
 from plait.planner.step.circumstance import Circumstance
 from plait.planner.step.data_parallel import build_data_parallel, build_optimizer
@@ -113,7 +113,7 @@ class _Search:
         for degrees in kept:
             plans = list(list_leanest(degrees, self.task, self.fixed))
             if not plans:
-                refused.append(Refusal(str(degrees), "plait train runs no plan of it", degrees=degrees))
+                refused.append(Refusal(str(degrees), "has no plan of what is asked for", degrees=degrees))
                 continue
             margin, leanest = max(
                 ((self.remember(plan).margin_bytes, plan) for plan in plans), key=lambda pair: pair[0]
@@ -142,7 +142,8 @@ class _Search:
                 rounds = share // candidate.micro_batch * candidate.interleave
                 again = 4 / 3 if candidate.recompute == "full" else 1.0
                 bound = flops_s["ends"] + flops_s["blocks"] * again
-                queue.append((bound * (1 + (degrees.pp - 1) / rounds), len(queue), False, candidate))
+                idle = 0 if candidate.schedule == "zero_bubble" else (degrees.pp - 1) / rounds
+                queue.append((bound * (1 + idle), len(queue), False, candidate))
         return queue
 
     def _bound_step(self) -> dict[str, float]:
@@ -174,7 +175,7 @@ class _Search:
         """The largest micro-batch of which one chunk a rank could fit; larger ones need more memory."""
         key = (candidate.degrees, candidate.sequence_parallel, candidate.recompute)
         if key not in self.most:
-            plain = replace(candidate, interleave=self.fixed.get("interleave", 1))
+            plain = replace(candidate, interleave=self.fixed.get("interleave", 1), schedule="1f1b")
             share = self.task.global_batch // candidate.degrees.dp
             sizes = list_divisors(share) if "micro_batch" not in self.fixed else [self.fixed["micro_batch"]]
             count = bisect_left(sizes, True, key=lambda size: not self._could_fit(replace(plain, micro_batch=size)))
@@ -201,7 +202,8 @@ class _Search:
         again_s = forward_s if candidate.recompute == "full" else 0.0
         rounds = self.task.global_batch // (degrees.dp * candidate.micro_batch)
         all_s = self.task.model.num_layers * (forward_s + backward_s + again_s) + ends_s
-        return all_s / degrees.pp * (rounds + (degrees.pp - 1) / candidate.interleave)
+        idle = 0.0 if candidate.schedule == "zero_bubble" else (degrees.pp - 1) / candidate.interleave
+        return all_s / degrees.pp * (rounds + idle)
 
     def _settle(self, degrees: Degrees, plan: PlanConfig) -> None:
         """Time every sharding, and keep the fastest that fits; without overlap only those that do not fit with it."""
@@ -250,14 +252,12 @@ class _Timed:
 
     def __init__(self, task: Task, plan: PlanConfig) -> None:
         self.task = task
-        self.num_micro_batches = plan.num_micro_batches(task.global_batch)
+        num_micro_batches = plan.num_micro_batches(task.global_batch)
         self.contract = derive_planned_model(task.model, plan, task.seq_len)
         self.layers = build_layers(task.model, task.cluster, plan, task.seq_len)
-        stages = derive_stages(task.model.num_layers, plan.pp, plan.interleave, self.num_micro_batches)
+        stages = list_stages(task.model.num_layers, plan, num_micro_batches)
         where = Circumstance(task.cluster, plan, self.contract)
-        self.pipeline_s = sum(
-            cost.seconds for cost in build_pipeline(self.layers, stages, where, self.num_micro_batches)
-        )
+        self.pipeline_s = sum(cost.seconds for cost in build_pipeline(self.layers, stages, where))
         self.heaviest = max(stages, key=lambda stage: count_stage_parameters(self.contract, stage))
 
     def time_step(self, plan: PlanConfig) -> float:

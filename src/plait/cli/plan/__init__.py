@@ -71,7 +71,7 @@ def command(source: str, overrides: Sequence[str], as_json: bool, **options: Any
     """Rank every way to train MODEL on so many devices, by predicted time.
 
     MODEL is a TOML file, a preset (see plait models) or a Hugging Face config. Searched are tp, sequence parallelism,
-    cp, pp and its chunks, dp and what it shards, micro-batch and recompute; --fix leaves less to choose. Overrides set
+    cp, pp, its chunks and schedule, dp and what it shards, micro-batch, recompute; --fix leaves less. Overrides set
     what --write writes beside the plan: data.kind=tokens data.paths=corpus.bin.
     """
     run, hardware, fixed = _load(source, overrides, options)

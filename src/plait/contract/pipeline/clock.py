@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from plait.contract.pipeline.order import Action, Pipeline, Work
 
@@ -37,33 +38,51 @@ def simulate(pipeline: Pipeline, seconds: Seconds, *, send_s: float = 0.0) -> Ti
 
     `send_s` is how long anything is on its way; a rank goes on meanwhile.
     """
+    free_s, busy_s, ends_s = [0.0] * pipeline.pp, list[float]([0] * pipeline.pp), list[float]()
+    for rank, action, need, hops in _list_due(pipeline):
+        ready_s = ends_s[need] + hops * send_s if need >= 0 else 0.0
+        taken_s = seconds(action)
+        free_s[rank] = max(free_s[rank], ready_s) + taken_s
+        busy_s[rank] += taken_s
+        ends_s.append(free_s[rank])
+    return Times(max(free_s), tuple(busy_s))
+
+
+@lru_cache(maxsize=128)
+def _list_due(pipeline: Pipeline) -> tuple[tuple[int, Action, int, int], ...]:
+    """All actions in an order in which they can be done, however long they take.
+
+    Each with its rank, the place here of what has to be over before (-1: nothing), and 1 where that is another rank's.
+    """
     waiting = {rank: list(reversed(pipeline.list_actions(rank))) for rank in range(pipeline.pp)}
-    free_s, ends_s = dict.fromkeys(waiting, 0.0), dict[Action, float]()
+    places: dict[Action, int] = {}
+    due: list[tuple[int, Action, int, int]] = []
     while any(waiting.values()):
-        before = len(ends_s)
+        before = len(due)
         for rank, actions in waiting.items():
-            while actions and all(need in ends_s for need, _ in _list_needs(pipeline, actions[-1])):
+            while actions:
+                need, hops = _find_need(pipeline, actions[-1])
+                if need is not None and need not in places:
+                    break
                 action = actions.pop()
-                needs = _list_needs(pipeline, action)
-                ready_s = max((ends_s[need] + hops * send_s for need, hops in needs), default=0.0)
-                free_s[rank] = ends_s[action] = max(free_s[rank], ready_s) + seconds(action)
-        assert len(ends_s) > before, f"{pipeline}: ranks wait for each other before {waiting}"
-    busy_s = tuple(sum(map(seconds, pipeline.list_actions(rank))) for rank in waiting)
-    return Times(max(free_s.values()), busy_s)
+                places[action] = len(due)
+                due.append((rank, action, -1 if need is None else places[need], hops))
+        assert len(due) > before, f"{pipeline}: ranks wait for each other before {waiting}"
+    return tuple(due)
 
 
-def _list_needs(pipeline: Pipeline, action: Action) -> list[tuple[Action, int]]:
+def _find_need(pipeline: Pipeline, action: Action) -> tuple[Action | None, int]:
     """What has to be over before, and whether it comes from another rank."""
     stage, micro_batch = action.stage, action.micro_batch
     match action.work:
         case Work.FORWARD:
-            return [(Action(stage - 1, Work.FORWARD, micro_batch), 1)] if stage else []
+            return (Action(stage - 1, Work.FORWARD, micro_batch), 1) if stage else (None, 0)
         case Work.WEIGHT_BACKWARD:
-            return [(Action(stage, Work.INPUT_BACKWARD, micro_batch), 0)]
+            return Action(stage, Work.INPUT_BACKWARD, micro_batch), 0
         case _ if stage + 1 < pipeline.num_stages:
-            return [(Action(stage + 1, action.work, micro_batch), 1)]
+            return Action(stage + 1, action.work, micro_batch), 1
         case _:
-            return [(Action(stage, Work.FORWARD, micro_batch), 0)]
+            return Action(stage, Work.FORWARD, micro_batch), 0
 
 
 def build_even_seconds(pipeline: Pipeline, forward_s: float, backward_s: float) -> Seconds:

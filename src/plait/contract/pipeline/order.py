@@ -54,7 +54,7 @@ class Pipeline:
         return _list_actions(self, rank)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=512)
 def _list_actions(pipeline: Pipeline, rank: int) -> tuple[Action, ...]:
     return tuple(_BUILDERS[pipeline.schedule](pipeline, rank))
 

@@ -5,6 +5,7 @@ from math import prod
 
 from plait.contract.op import Op, Saved
 from plait.contract.step import list_moves
+from plait.dtype import width_bytes
 from plait.planner.assumed import FUSED_LOGIT_BYTES, LOGIT_BYTES
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import PlannedModel, count_bytes, is_attention, is_linear
@@ -28,11 +29,18 @@ def _keep_bytes(saved: Saved, op: Op, contract: PlannedModel, plan: PlanConfig) 
 
 
 def derive_ends_bytes(contract: PlannedModel, plan: PlanConfig, stage: Stage) -> float:
-    """What embedding, final norm, head and loss keep; the last stage does backward at once, so of one micro-batch."""
+    """What embedding, final norm, head and loss keep.
+
+    With most schedules the last stage goes back at once, so it keeps that of one micro-batch; of others it keeps what
+    the loss has saved, and the gradient of the logits where that of the head's weights is still to come.
+    """
     first = stage.in_flight * sum(op.saved_bytes for op in contract.entry) if stage.is_first else 0.0
     if not stage.is_last:
         return first
-    return first + sum(op.saved_bytes for op in contract.exit) + derive_logit_bytes(contract, plan)
+    saved = sum(op.saved_bytes for op in contract.exit)
+    gradient = contract.num_logits * width_bytes(plan.precision.compute) if stage.halves else 0
+    waiting = (stage.ends_in_flight - 1) * (saved + contract.loss.saved_bytes + gradient)
+    return first + saved + derive_logit_bytes(contract, plan) + waiting
 
 
 def derive_moving_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
@@ -55,3 +63,8 @@ def derive_running_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
 def derive_logit_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
     """What the loss needs at its peak; blocks run at another time."""
     return contract.num_logits * (FUSED_LOGIT_BYTES if plan.loss == "fused" else LOGIT_BYTES).value
+
+
+def derive_half_bytes(contract: PlannedModel) -> float:
+    """What a block keeps beside that until gradients of weights are computed: the gradients of its linears' outputs."""
+    return float(sum(count_bytes(op.outputs, contract) for op in contract.block if is_linear(op)))

@@ -6,7 +6,7 @@ from itertools import groupby
 from plait.planner.memory.peak import derive_layer_bytes, derive_stage_parts
 from plait.planner.planned import derive_planned_model
 from plait.planner.prediction import MemoryPart, Prediction
-from plait.planner.stages import Stage, derive_stages
+from plait.planner.stages import Stage, list_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ def list_rank_memory(prediction: Prediction) -> list[RankMemory]:
     """All ranks that differ, by stage and tp rank; those of dp and cp are alike."""
     plan, num_layers = prediction.plan, prediction.model.num_layers
     micro_batches = plan.num_micro_batches(prediction.global_batch)
-    stages = derive_stages(num_layers, plan.pp, plan.interleave, micro_batches)
+    stages = list_stages(num_layers, plan, micro_batches)
     return [each for stage in stages for each in _list_tp_ranks(prediction, stage)]
 
 

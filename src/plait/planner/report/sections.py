@@ -34,8 +34,8 @@ def build_head(report: PlanReport) -> str:
     worse = "".join(f"<li><b>{escape(what)}:</b> {escape(said)}.</li>" for what, said in words.list_first_worse(report))
     weak = "".join(f"<li>{escape(each)}</li>" for each in best.weak)
     warning = f'<p class="weak">Less sure than the interval says:</p><ul class="weak">{weak}</ul>' if weak else ""
-    missing = best.plan.list_missing()
-    runs = f'<p class="weak">plait train does not run yet: {escape(", ".join(map(str, missing)))}.</p>' if missing else ""
+    missing = ", ".join(map(str, best.plan.list_missing()))
+    runs = f'<p class="weak">plait train does not run yet: {escape(missing)}.</p>' if missing else ""
     return f"""<header>
 <h1>{escape(report.name)} on {report.cluster.num_devices:,} x {escape(report.cluster.hardware.title)}</h1>
 <p class="asked">{escape(words.describe_asked(report))}</p>

@@ -60,6 +60,7 @@ _MORE = (
 _SETTINGS = (
     _setting("cp", lambda each: each.plan.cp),
     _setting("chunks a rank", lambda each: each.plan.interleave),
+    _setting("schedule", lambda each: each.plan.schedule.replace("_", " ")),
     _setting("dp shards", lambda each: each.plan.dp_shard),
     _setting("sharded", lambda each: each.plan.sharded),
     _setting("micro-batch", lambda each: each.plan.micro_batch),

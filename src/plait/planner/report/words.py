@@ -17,6 +17,8 @@ def describe_plan(plan: PlanConfig) -> str:
     words = [f"tp {plan.tp}", *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)]
     if plan.interleave > 1:
         words.append(f"{plan.interleave} chunks a rank")
+    if plan.schedule == "zero_bubble":
+        words.append("zero bubble")
     return ", ".join(words)
 
 

@@ -8,7 +8,7 @@ from plait.planner.prediction import MemoryPart
 from plait.planner.score.row import Row
 from plait.planner.score.steps import Answer, read_scale
 from plait.planner.score.subject import Subject, build_subject
-from plait.planner.stages import derive_stages
+from plait.planner.stages import list_stages
 
 
 def answer_peak_memory(row: Row) -> Answer:
@@ -34,7 +34,7 @@ def answer_static_memory(row: Row) -> Answer:
     subject, scale = build_subject(row), read_scale(row, "B", "memory")
     plan, model = subject.plan, subject.model
     contract = derive_planned_model(model, plan, subject.seq_len)
-    stages = derive_stages(model.num_layers, plan.pp, plan.interleave, plan.num_micro_batches(subject.global_batch))
+    stages = list_stages(model.num_layers, plan, plan.num_micro_batches(subject.global_batch))
     if formula := re.search(r"(\d+) ?B/param", row.notes):
         most = max(stage.num_layers for stage in stages) * contract.block_parameters
         return Answer(int(formula[1]) * most / scale, _count_base(subject))

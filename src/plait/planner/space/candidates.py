@@ -8,7 +8,7 @@ from plait.config.model import ModelConfig
 from plait.config.overlap import OverlapConfig
 from plait.config.recipe import RECIPES
 from plait.config.train import Recompute
-from plait.planner.plan_config import PlanConfig, Sharded
+from plait.planner.plan_config import PlanConfig, PlannedSchedule, Sharded
 from plait.planner.space.degrees import Degrees, Task, list_divisors
 from plait.planner.space.fixed import Fixed
 from plait.sharding import ENDS_AS_BLOCKS
@@ -31,6 +31,7 @@ class Candidate:
     micro_batch: int
     recompute: Recompute
     interleave: int
+    schedule: PlannedSchedule
 
     def build_plan(self, fixed: Fixed) -> PlanConfig:
         """The plan, its optimizer state on every rank."""
@@ -39,7 +40,7 @@ class Candidate:
         fields |= {
             "tp": degrees.tp, "cp": degrees.cp, "pp": degrees.pp, "dp_replicate": degrees.dp, "sharded": "nothing",
             "sequence_parallel": self.sequence_parallel, "micro_batch": self.micro_batch, "recompute": self.recompute,
-            "interleave": self.interleave,
+            "interleave": self.interleave, "schedule": self.schedule,
         }  # fmt: skip
         return PlanConfig(**fields)
 
@@ -56,9 +57,9 @@ def list_candidates(degrees: Degrees, task: Task, fixed: Fixed) -> Iterator[Cand
             tokens = micro_batch * task.seq_len // degrees.cp
             if share % micro_batch or tokens % unit or (sequence_parallel and tokens // unit < degrees.tp):
                 continue
-            for interleave in _list_interleaves(degrees, task.model, fixed, share // micro_batch):
-                for recompute in [fixed["recompute"]] if "recompute" in fixed else get_args(Recompute):
-                    candidate = Candidate(degrees, sequence_parallel, micro_batch, recompute, interleave)
+            for schedule, interleave in _list_schedules(degrees, task.model, fixed, share // micro_batch):
+                for recompute in _list_recomputes(schedule, fixed):
+                    candidate = Candidate(degrees, sequence_parallel, micro_batch, recompute, interleave, schedule)
                     if task.runs is None or task.runs(candidate.build_plan(fixed)):
                         yield candidate
 
@@ -68,15 +69,21 @@ def list_leanest(degrees: Degrees, task: Task, fixed: Fixed) -> Iterator[PlanCon
 
     Of a single one no gradients are added up. Each of them in every sharding that `list_strongest` has.
     """
+    schedule = fixed.get("schedule", "1f1b")
+    interleave = fixed.get("interleave", 2 if schedule == "interleaved" else 1)
+    if degrees.pp == 1 and (interleave > 1 or schedule != "1f1b"):
+        return
     share = task.global_batch // degrees.dp
     for micro_batch in dict.fromkeys([fixed["micro_batch"]] if "micro_batch" in fixed else [1, share]):
         plans = [
             Candidate(
-                degrees, fixed.get("sequence_parallel", True), micro_batch, recompute, fixed.get("interleave", 1)
+                degrees, fixed.get("sequence_parallel", True), micro_batch, recompute, interleave, schedule
             ).build_plan(fixed)
-            for recompute in ([fixed["recompute"]] if "recompute" in fixed else ["full", "none"])
+            for recompute in reversed(_list_recomputes(schedule, fixed))
         ]
-        yield from list_strongest(next(filter(task.allows, plans), plans[0]), task, fixed)
+        allowed = next(filter(task.allows, plans), None)
+        if allowed is not None:
+            yield from list_strongest(allowed, task, fixed)
 
 
 def list_shardings(plan: PlanConfig, task: Task, fixed: Fixed) -> Iterator[PlanConfig]:
@@ -114,6 +121,25 @@ def _list_shards(dp: int, cp: int, sharded: Sharded, fixed: Fixed) -> Sequence[i
     if sharded == "nothing":
         return [1]
     return [shard for shard in list_divisors(dp) if shard * cp > 1 or (dp * cp == 1 and "sharded" in fixed)]
+
+
+def _list_schedules(
+    degrees: Degrees, model: ModelConfig, fixed: Fixed, num_micro_batches: int
+) -> Iterator[tuple[PlannedSchedule, int]]:
+    """With how many chunks a rank; zero bubble in rounds of pp micro-batches, too."""
+    is_in_rounds = degrees.pp > 1 and num_micro_batches % degrees.pp == 0
+    for interleave in _list_interleaves(degrees, model, fixed, num_micro_batches):
+        schedules: list[PlannedSchedule] = ["1f1b" if interleave == 1 else "interleaved"]
+        schedules += ["zero_bubble"] if is_in_rounds else []
+        yield from ((each, interleave) for each in schedules if each == fixed.get("schedule", each))
+
+
+def _list_recomputes(schedule: PlannedSchedule, fixed: Fixed) -> tuple[Recompute, ...]:
+    """From nothing to all; nothing is computed again, nor read in a quantized form, by two halves of a backward."""
+    asked: tuple[Recompute, ...] = (fixed["recompute"],) if "recompute" in fixed else get_args(Recompute)
+    if schedule == "zero_bubble":
+        return ("none",) if "none" in asked and fixed.get("quantization", "none") == "none" else ()
+    return asked
 
 
 def _list_interleaves(degrees: Degrees, model: ModelConfig, fixed: Fixed, num_micro_batches: int) -> Sequence[int]:

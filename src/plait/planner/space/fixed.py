@@ -11,11 +11,12 @@ from plait.config.precision import FloatFormat, PrecisionConfig
 from plait.config.section import Section, list_problems
 from plait.config.train import Recompute
 from plait.errors import ConfigError, describe_nearest
-from plait.planner.plan_config import Loss, Quantization, Sharded
+from plait.planner.plan_config import Loss, PlannedSchedule, Quantization, Sharded
 
 COUNTS = ("tp", "cp", "pp", "dp", "dp_replicate", "dp_shard", "interleave", "micro_batch")
 _FLAGS = ("sequence_parallel", "fused_attention", "overlaps_gradients", "overlaps_sends")
 _CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": get_args(PlannedSchedule),
     "sharded": get_args(Sharded),
     "recompute": get_args(Recompute),
     "quantization": get_args(Quantization),
@@ -32,7 +33,7 @@ _SHORT = {"sp": "sequence_parallel", "mb": "micro_batch"}
 
 KEYS = (*COUNTS, *_FLAGS, *_CHOICES, *_SECTIONS)
 
-SEARCHED = frozenset({*COUNTS, "sequence_parallel", "sharded", "recompute"})
+SEARCHED = frozenset({*COUNTS, "sequence_parallel", "schedule", "sharded", "recompute"})
 """What is chosen where it is not fixed; of everything else a plan has one value."""
 
 Fixed = Mapping[str, Any]

@@ -10,7 +10,7 @@ from plait.planner.memory.peak import derive_layer_bytes, derive_stage_parts, ju
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import derive_planned_model
 from plait.planner.prediction import Memory, MemoryPart, Verdict
-from plait.planner.stages import derive_stages
+from plait.planner.stages import list_stages
 from tests.support.plans import LLAMA
 
 _GPT = load_preset("gpt-22b")
@@ -113,7 +113,7 @@ def test_the_verdict_leaves_room_for_the_largest_error_and_the_context() -> None
 def test_rank_0_has_most_where_a_cut_is_uneven() -> None:
     model = LLAMA.model_copy(update={"vocab_size": 128_257})
     plan = PlanConfig(tp=4)
-    stage = derive_stages(model.num_layers, 1, 1, 8)[0]
+    stage = list_stages(model.num_layers, plan, 8)[0]
     ranks = [derive_planned_model(model, plan, 2048, rank=rank) for rank in range(4)]
     totals = [sum(derive_stage_parts(rank, plan, stage, derive_layer_bytes(rank, plan)).values()) for rank in ranks]
     assert totals[0] == max(totals) > totals[1] == totals[3]
