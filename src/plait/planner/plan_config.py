@@ -5,6 +5,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal, NamedTuple, get_args
 
+from plait.config.axis.context import ContextConfig, ContextMethodName
 from plait.config.axis.pipeline import PipelineConfig, Schedule
 from plait.config.overlap import OverlapConfig
 from plait.config.parallel import ParallelConfig
@@ -58,6 +59,7 @@ class PlanConfig:
     """How a model is spread over `tp * cp * pp * dp_replicate * dp_shard` devices, and how it is run there.
 
     Attributes:
+        context_method: how queries and keys of the ranks of `cp` meet, which have their tokens in zigzag order.
         interleave: stages of the pipeline that one rank holds, its chunks.
         dp_replicate: groups that hold the same and only sum gradients.
         dp_shard: data-parallel ranks of a group that share out what `sharded` says.
@@ -72,6 +74,7 @@ class PlanConfig:
     tp: int = 1
     sequence_parallel: bool = True
     cp: int = 1
+    context_method: ContextMethodName = "ring"
     pp: int = 1
     interleave: int = 1
     schedule: PlannedSchedule = "1f1b"
@@ -132,6 +135,11 @@ class PlanConfig:
             tp=self.tp, cp=self.cp, dp_shard=shape.dp_shard, dp_replicate=shape.dp_replicate, pp=self.pp,
             sequence_parallel=self.sequence_parallel,
         )  # fmt: skip
+
+    @property
+    def context(self) -> ContextConfig:
+        """The section of the run's config."""
+        return ContextConfig(method=self.context_method)
 
     def find_schedule(self, num_micro_batches: int) -> Schedule:
         """That of a run: with fewer micro-batches than ranks nothing is left of 1f1b but its forwards."""

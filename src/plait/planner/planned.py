@@ -16,6 +16,8 @@ from plait.config.conflicts import list_block_conflicts, list_unit_conflicts
 from plait.config.model import GptConfig, ModelConfig
 from plait.config.train import TrainConfig
 from plait.contract.axis.fsdp import count_row_share
+from plait.contract.block.context import derive_attention_size
+from plait.contract.context.attention import AttentionSize
 from plait.contract.model import ModelContract, derive_model
 from plait.contract.op import Op
 from plait.contract.setting import Setting, Tensor
@@ -163,3 +165,10 @@ def _count_parameters(ops: tuple[Op, ...], rank: int) -> int:
 def _find_shapes(ops: tuple[Op, ...], rank: int) -> dict[str, tuple[int, ...]]:
     """What tp left of each parameter, by name."""
     return {p.ownership.name: p.ownership.local_shape(rank) for op in ops for p in op.parameters}
+
+
+def derive_attention(op: Op, contract: ModelContract) -> AttentionSize:
+    """Heads of the rank in an attention core, and in which formats they travel where cp cuts sequences."""
+    rank = contract.setting.rank
+    query, kv = (x.layout.local_shape(rank)[1] for x in op.inputs[:2])
+    return derive_attention_size(contract.setting, contract.config.head_width, (query, kv))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
+from plait.config.axis.context import find_fewest_heads
 from plait.config.axis.pipeline import find_refusal
 from plait.config.model import ModelConfig
 from plait.contract.step import sum_flops
@@ -60,6 +61,8 @@ def check_plan(model: ModelConfig, cluster: Cluster, plan: PlanConfig, *, seq_le
         )
     if plan.cp > 1 and seq_len % (2 * plan.cp):
         problems.append(f"sequences of {seq_len} tokens cannot be cut into the {2 * plan.cp} parts of cp = {plan.cp}")
+    if plan.context_method == "all_to_all" and (find_fewest_heads(model, plan.tp) or plan.cp) < plan.cp:
+        problems.append(f"heads of a tp rank cannot be dealt to cp = {plan.cp} ranks by all_to_all")
     problems += _list_schedule_problems(model, plan, plan.num_micro_batches(global_batch))
     tokens = plan.micro_batch * seq_len // plan.cp
     if plan.sequence_parallel and tokens < plan.tp:

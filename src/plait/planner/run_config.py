@@ -25,6 +25,7 @@ def build_run_config(prediction: Prediction, base: RunConfig) -> RunConfig:
             "model": prediction.model,
             "parallel": plan.parallel,
             "pipeline": plan.build_pipeline(num_micro_batches),
+            **({"context": plan.context} if plan.cp > 1 else {}),
             "overlap": plan.overlap,
             "precision": plan.precision,
             "quantization": _choose_section(prediction, base),
@@ -59,9 +60,7 @@ def choose_runnable(report: PlanReport, *, compiled: bool = False) -> tuple[Pred
         return best, ""
     lacks = f"the best plan has {', '.join(map(str, missing))}, which plait train does not run"
     lacks = lacks if missing else "no plan fits"
-    fixed = dict.fromkeys(
-        name for each in missing if report.settings.keys() >= {*each.fields} for name in each.fields
-    )
+    fixed = dict.fromkeys(name for each in missing if report.settings.keys() >= {*each.fields} for name in each.fields)
     if fixed:
         raise ConfigError(f"{lacks}, and {', '.join(fixed)} is fixed", hint=f"leave {', '.join(fixed)} to the search")
     try:

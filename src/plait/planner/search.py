@@ -25,9 +25,10 @@ from plait.planner.planned import derive_planned_model, is_linear
 from plait.planner.prediction import Memory, Verdict
 from plait.planner.space.candidates import (
     Candidate,
-    list_leanest,
     free_buffers,
     list_candidates,
+    list_leanest,
+    list_methods,
     list_shardings,
     list_strongest,
 )
@@ -129,8 +130,10 @@ class _Search:
 
     def _count_plans(self, degrees: Degrees) -> int:
         plain = PlanConfig(tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, dp_replicate=degrees.dp)
-        num_shardings = sum(1 for _ in list_shardings(plain, self.task, self.fixed))
-        return num_shardings * sum(1 for _ in list_candidates(degrees, self.task, self.fixed))
+        num_ways = sum(
+            1 for way in list_methods(plain, self.task, self.fixed) for _ in list_shardings(way, self.task, self.fixed)
+        )
+        return num_ways * sum(1 for _ in list_candidates(degrees, self.task, self.fixed))
 
     def _list_bounds(self, roomy: Sequence[Degrees]) -> list[tuple[float, int, bool, Candidate]]:
         """Every candidate with the first of its bounds; the number decides between equal ones."""
@@ -169,7 +172,8 @@ class _Search:
                 heappush(queue, (self._bound_micro_batches(candidate), number, True, candidate))
             return
         if self._could_fit(candidate):
-            self._settle(candidate.degrees, candidate.build_plan(self.fixed))
+            for plan in list_methods(candidate.build_plan(self.fixed), self.task, self.fixed):
+                self._settle(candidate.degrees, plan)
 
     def _find_most(self, candidate: Candidate) -> int:
         """The largest micro-batch of which one chunk a rank could fit; larger ones need more memory."""
@@ -187,7 +191,8 @@ class _Search:
 
     def _could_fit(self, candidate: Candidate) -> bool:
         """Whether any sharding of it fits."""
-        return any(map(self._has_room, list_strongest(candidate.build_plan(self.fixed), self.task, self.fixed)))
+        plans = list_methods(candidate.build_plan(self.fixed), self.task, self.fixed)
+        return any(self._has_room(each) for plan in plans for each in list_strongest(plan, self.task, self.fixed))
 
     def _bound_micro_batches(self, candidate: Candidate) -> float:
         """Blocks and ends shared out evenly over the stages; nothing sent, and attention not counted twice."""
@@ -195,9 +200,14 @@ class _Search:
         key = (degrees.tp, degrees.cp, candidate.sequence_parallel, candidate.micro_batch)
         if key not in self.layers:
             plan = replace(candidate, recompute="none").build_plan(self.fixed)
-            layers = build_layers(self.task.model, self.task.cluster, plan, self.task.seq_len)
+            ways = [
+                build_layers(self.task.model, self.task.cluster, each, self.task.seq_len)
+                for each in list_methods(plan, self.task, self.fixed)
+            ]
+            layers = min(ways, key=lambda way: way.block.seconds)
             ends_s = layers.embedding.seconds + layers.head.seconds
-            self.layers[key] = (layers.forward.seconds, layers.backward.seconds, ends_s)
+            forward_s = min(way.forward.seconds for way in ways)
+            self.layers[key] = (forward_s, layers.block.seconds - forward_s, ends_s)
         forward_s, backward_s, ends_s = self.layers[key]
         again_s = forward_s if candidate.recompute == "full" else 0.0
         rounds = self.task.global_batch // (degrees.dp * candidate.micro_batch)

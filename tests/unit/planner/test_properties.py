@@ -23,19 +23,24 @@ _POWERS = st.sampled_from([1, 2, 4])
 def plans(draw: st.DrawFn) -> PlanConfig:
     """Any combination of degrees and choices that small models can be cut into."""
     pp = draw(_POWERS)
+    recompute = draw(st.sampled_from(["none", "selective", "full"]))
+    quantization = draw(st.sampled_from(["none", "fp8_delayedscaling", "fp8_currentscaling"]))
+    can_split = pp > 1 and recompute == quantization == "none"
     return PlanConfig(
         tp=draw(st.sampled_from([1, 2, 4, 8])),
         sequence_parallel=draw(st.booleans()),
         cp=draw(_POWERS),
+        context_method=draw(st.sampled_from(["ring", "all_gather"])),
         pp=pp,
         interleave=draw(st.sampled_from([1, 2])) if pp > 1 else 1,
+        schedule=draw(st.sampled_from(["1f1b", "zero_bubble"])) if can_split else "1f1b",
         dp_replicate=draw(_POWERS),
         dp_shard=draw(_POWERS),
         sharded=draw(st.sampled_from(["nothing", "optimizer", "gradients", "parameters"])),
         micro_batch=draw(_POWERS),
-        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        recompute=recompute,
         overlap=OverlapConfig(policy=draw(st.sampled_from(["auto", "mlp_only", "disabled"]))),
-        quantization=draw(st.sampled_from(["none", "fp8_delayedscaling", "fp8_currentscaling"])),
+        quantization=quantization,
         fused_attention=draw(st.booleans()),
         overlaps_gradients=draw(st.booleans()),
         overlaps_sends=draw(st.booleans()),
@@ -67,7 +72,7 @@ def test_memory_never_grows_with_a_sharding_degree(plan: PlanConfig, index: int,
 
 @given(plans())
 def test_a_longer_pipeline_never_needs_more_without_interleaving(plan: PlanConfig) -> None:
-    plan = replace(plan, interleave=1)
+    plan = replace(plan, interleave=1, schedule="1f1b")
     more = replace(plan, pp=2 * plan.pp)
     assert predict_small(more, batches=8).memory.total_bytes <= predict_small(plan, batches=8).memory.total_bytes
 

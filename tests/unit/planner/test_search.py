@@ -14,7 +14,7 @@ from plait.planner.plan_config import PlanConfig
 from plait.planner.predict import predict
 from plait.planner.prediction import Prediction, Verdict
 from plait.planner.search import search
-from plait.planner.space.candidates import list_candidates, list_shardings
+from plait.planner.space.candidates import list_candidates, list_methods, list_shardings
 from plait.planner.space.degrees import Degrees, Task, list_degrees
 
 H100 = load_hardware("h100")
@@ -34,7 +34,8 @@ def find_fastest(task: Task, fixed: dict[str, Any]) -> dict[Degrees, float]:
     for degrees in list_degrees(task, fixed)[0]:
         for asked in policies:
             for candidate in list_candidates(degrees, task, asked):
-                for plan in list_shardings(candidate.build_plan(asked), task, asked):
+                ways = list_methods(candidate.build_plan(asked), task, asked)
+                for plan in (each for way in ways for each in list_shardings(way, task, asked)):
                     prediction = predict(
                         task.model, task.cluster, plan, seq_len=task.seq_len, global_batch=task.global_batch
                     )

@@ -71,8 +71,8 @@ def build_prediction_record(prediction: Prediction) -> Record:
 
 def _describe_plan(plan: PlanConfig) -> Record:
     names = (
-        "tp", "sequence_parallel", "cp", "pp", "interleave", "schedule", "dp", "dp_replicate", "dp_shard", "sharded",
-        "micro_batch", "recompute", "quantization", "fused_attention", "gradient_dtype",
+        "tp", "sequence_parallel", "cp", "context_method", "pp", "interleave", "schedule", "dp", "dp_replicate",
+        "dp_shard", "sharded", "micro_batch", "recompute", "quantization", "fused_attention", "gradient_dtype",
     )  # fmt: skip
     return {
         **{name: getattr(plan, name) for name in names},

@@ -46,7 +46,7 @@ def list_context_conflicts(
     elif isinstance(model, GptConfig) and model.attention_dropout:
         text = "dropout of attention probabilities is not defined where no rank ever has them all"
         yield Problem("model.attention_dropout", f"{text} (parallel.cp = {cp})", "set it to 0; model.dropout may stay")
-    fewest = _find_fewest_heads(model, parallel.tp)
+    fewest = find_fewest_heads(model, parallel.tp)
     if context.method == "all_to_all" and fewest is not None and fewest < cp:
         yield Problem(
             "context.method",
@@ -77,7 +77,7 @@ def _list_compile_conflicts(train: TrainConfig, asked: str) -> Iterator[Problem]
         yield Problem("train.compile", text, "leave one of them out")
 
 
-def _find_fewest_heads(model: LlamaConfig | GptConfig | CheckpointModel, tp: int) -> int | None:
+def find_fewest_heads(model: LlamaConfig | GptConfig | CheckpointModel, tp: int) -> int | None:
     """Query heads of the tp rank that has fewest; None where they cannot be cut, which is said elsewhere."""
     if tp > model.num_heads:
         return None

@@ -3,12 +3,13 @@
 from dataclasses import replace
 from math import prod
 
+from plait.contract.context.attention import ContextMethod
 from plait.contract.op import Op, Saved
 from plait.contract.step import list_moves
 from plait.dtype import width_bytes
 from plait.planner.assumed import FUSED_LOGIT_BYTES, LOGIT_BYTES
 from plait.planner.plan_config import PlanConfig
-from plait.planner.planned import PlannedModel, count_bytes, is_attention, is_linear
+from plait.planner.planned import PlannedModel, count_bytes, derive_attention, is_attention, is_linear
 from plait.planner.stages import Stage
 
 
@@ -55,9 +56,12 @@ def derive_moving_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
 
 
 def derive_running_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
-    """What is alive in the backward of one block: gradients of its widest operation, and what is computed again."""
+    """What is alive in the backward of one block: gradients of its widest operation, what is computed again, and what
+    attention has of other context ranks.
+    """
     again = derive_block_bytes(contract, replace(plan, recompute="none")) - derive_block_bytes(contract, plan)
-    return max(count_bytes((*op.inputs, *op.outputs), contract) for op in contract.block) + again
+    widest = max(count_bytes((*op.inputs, *op.outputs), contract) for op in contract.block)
+    return widest + again + derive_met_bytes(contract, plan)
 
 
 def derive_logit_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
@@ -68,3 +72,22 @@ def derive_logit_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
 def derive_half_bytes(contract: PlannedModel) -> float:
     """What a block keeps beside that until gradients of weights are computed: the gradients of its linears' outputs."""
     return float(sum(count_bytes(op.outputs, contract) for op in contract.block if is_linear(op)))
+
+
+def derive_met_bytes(contract: PlannedModel, plan: PlanConfig) -> float:
+    """Room for what is of other ranks while one attention runs: blocks of a ring, or all keys and values."""
+    if plan.cp == 1:
+        return 0.0
+    core = next(op for op in contract.block if op.is_attention)
+    size = derive_attention(core, contract)
+    own = 2 * contract.setting.num_tokens * size.num_kv_heads * size.head_width
+    kept = own * (width_bytes(size.dtype) + width_bytes(size.sum_dtype))
+    match ContextMethod(plan.context_method):
+        case ContextMethod.RING:
+            return float(2 * kept)
+        case ContextMethod.ALL_GATHER:
+            return float(plan.cp * kept)
+        case ContextMethod.ALL_TO_ALL:
+            # Queries, keys and values packed to be sent, and as they come.
+            queries = contract.setting.num_tokens * size.num_heads * size.head_width
+            return float(2 * (queries + own) * width_bytes(size.dtype))

@@ -70,7 +70,9 @@ class LayerBytes:
 def derive_layer_bytes(contract: PlannedModel, plan: PlanConfig) -> LayerBytes:
     """That of one tp rank, whose contract this is."""
     return LayerBytes(
-        derive_block_bytes(contract, plan), derive_half_bytes(contract), derive_moving_bytes(contract, plan),
+        derive_block_bytes(contract, plan),
+        derive_half_bytes(contract),
+        derive_moving_bytes(contract, plan),
         derive_running_bytes(contract, plan),
     )
 

@@ -59,6 +59,7 @@ _MORE = (
 
 _SETTINGS = (
     _setting("cp", lambda each: each.plan.cp),
+    _setting("cp by", lambda each: each.plan.context_method.replace("_", " ") if each.plan.cp > 1 else "-"),
     _setting("chunks a rank", lambda each: each.plan.interleave),
     _setting("schedule", lambda each: each.plan.schedule.replace("_", " ")),
     _setting("dp shards", lambda each: each.plan.dp_shard),

@@ -19,6 +19,8 @@ def describe_plan(plan: PlanConfig) -> str:
         words.append(f"{plan.interleave} chunks a rank")
     if plan.schedule == "zero_bubble":
         words.append("zero bubble")
+    if plan.cp > 1 and plan.context_method != "ring":
+        words.append(f"{plan.context_method} over cp")
     return ", ".join(words)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+from plait.config.axis.context import ContextMethodName, find_fewest_heads
 from plait.config.model import ModelConfig
 from plait.config.overlap import OverlapConfig
 from plait.config.recipe import RECIPES
@@ -83,7 +84,18 @@ def list_leanest(degrees: Degrees, task: Task, fixed: Fixed) -> Iterator[PlanCon
         ]
         allowed = next(filter(task.allows, plans), None)
         if allowed is not None:
-            yield from list_strongest(allowed, task, fixed)
+            for plan in list_methods(allowed, task, fixed):
+                yield from list_strongest(plan, task, fixed)
+
+
+def list_methods(plan: PlanConfig, task: Task, fixed: Fixed) -> list[PlanConfig]:
+    """Every way in which queries and keys of context ranks can meet; heads are dealt where there are enough."""
+    asked: Sequence[ContextMethodName] = get_args(ContextMethodName)
+    asked = [fixed["context_method"]] if "context_method" in fixed else asked
+    if plan.cp == 1:
+        return [plan if plan.context_method == asked[0] else replace(plan, context_method=asked[0])]
+    fewest = find_fewest_heads(task.model, plan.tp) or 0
+    return [replace(plan, context_method=each) for each in asked if each != "all_to_all" or fewest >= plan.cp]
 
 
 def list_shardings(plan: PlanConfig, task: Task, fixed: Fixed) -> Iterator[PlanConfig]:
@@ -96,7 +108,10 @@ def list_strongest(plan: PlanConfig, task: Task, fixed: Fixed) -> Iterator[PlanC
     """Of each way of sharding the one over most ranks, without overlap: one of them needs least memory of all."""
     plain = free_buffers(plan, fixed) or plan
     for sharded in reversed(_list_stages(fixed)):
-        yield from _list_sharded(plain, sharded, task, fixed)[-1:]
+        strongest = _list_sharded(plain, sharded, task, fixed)[-1:]
+        yield from strongest
+        if sharded == "optimizer" and strongest:
+            return  # With nothing shared out it needs more.
 
 
 def _list_sharded(plan: PlanConfig, sharded: Sharded, task: Task, fixed: Fixed) -> list[PlanConfig]:
@@ -130,7 +145,8 @@ def _list_schedules(
     is_in_rounds = degrees.pp > 1 and num_micro_batches % degrees.pp == 0
     for interleave in _list_interleaves(degrees, model, fixed, num_micro_batches):
         schedules: list[PlannedSchedule] = ["1f1b" if interleave == 1 else "interleaved"]
-        schedules += ["zero_bubble"] if is_in_rounds else []
+        if is_in_rounds:
+            schedules.append("zero_bubble")
         yield from ((each, interleave) for each in schedules if each == fixed.get("schedule", each))
 
 

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from plait.config.axis.context import ContextMethodName
 from plait.config.file.toml import load_overrides
 from plait.config.overlap import OverlapConfig
 from plait.config.precision import FloatFormat, PrecisionConfig
@@ -16,6 +17,7 @@ from plait.planner.plan_config import Loss, PlannedSchedule, Quantization, Shard
 COUNTS = ("tp", "cp", "pp", "dp", "dp_replicate", "dp_shard", "interleave", "micro_batch")
 _FLAGS = ("sequence_parallel", "fused_attention", "overlaps_gradients", "overlaps_sends")
 _CHOICES: dict[str, tuple[str, ...]] = {
+    "context_method": get_args(ContextMethodName),
     "schedule": get_args(PlannedSchedule),
     "sharded": get_args(Sharded),
     "recompute": get_args(Recompute),
@@ -33,7 +35,7 @@ _SHORT = {"sp": "sequence_parallel", "mb": "micro_batch"}
 
 KEYS = (*COUNTS, *_FLAGS, *_CHOICES, *_SECTIONS)
 
-SEARCHED = frozenset({*COUNTS, "sequence_parallel", "schedule", "sharded", "recompute"})
+SEARCHED = frozenset({*COUNTS, "sequence_parallel", "context_method", "schedule", "sharded", "recompute"})
 """What is chosen where it is not fixed; of everything else a plan has one value."""
 
 Fixed = Mapping[str, Any]

@@ -65,7 +65,8 @@ class _Flat:
 
 def _flatten(cluster: Cluster, plan: PlanConfig) -> PlanConfig:
     """The plan with all its tokens in one sequence, in a job that fits in a domain if the plan does."""
-    return replace(plan, micro_batch=1, cp=1, dp_replicate=_stand_for_replicas(cluster, plan), recompute="none")
+    replicas = _stand_for_replicas(cluster, plan)
+    return replace(plan, micro_batch=1, cp=1, context_method="ring", dp_replicate=replicas, recompute="none")
 
 
 def _stand_for_replicas(cluster: Cluster, plan: PlanConfig) -> int:

@@ -83,9 +83,7 @@ def _list_unit_exchanges(layers: Layers, where: Circumstance, stage: Stage) -> I
     block, root = _build_units(where, stage)
     is_whole, number = where.plan.pp > 1, stage.num_layers
     passes = 1 if is_whole else stage.num_micro_batches
-    forward_s, backward_s = (
-        0.0 if is_whole else number * each.seconds for each in (layers.forward, layers.backward)
-    )
+    forward_s, backward_s = (0.0 if is_whole else number * each.seconds for each in (layers.forward, layers.backward))
     yield from _list_moves("gather around blocks", root.gather, where, 0.0, passes)
     yield from _list_moves("gather blocks", block.gather, where, forward_s, passes, number, window_constants=())
     if not is_whole:
@@ -111,7 +109,12 @@ def _build_units(where: Circumstance, stage: Stage) -> tuple[Unit, Unit]:
 
 
 def _list_moves(
-    name: str, moves: tuple[Collective, ...], where: Circumstance, window_s: float, times: int, number: int = 1,
+    name: str,
+    moves: tuple[Collective, ...],
+    where: Circumstance,
+    window_s: float,
+    times: int,
+    number: int = 1,
     window_constants: tuple[str, ...] = (BACKWARD_WINDOW.name,),
 ) -> Iterator[_Exchange]:
     inner, outer = _place(where)

@@ -6,6 +6,7 @@ import pytest
 
 from plait.config.overlap import OverlapConfig
 from plait.config.presets import load_preset
+from plait.planner.memory.activations import derive_met_bytes, derive_running_bytes
 from plait.planner.memory.peak import derive_layer_bytes, derive_stage_parts, judge, predict_memory
 from plait.planner.plan_config import PlanConfig
 from plait.planner.planned import derive_planned_model
@@ -118,3 +119,29 @@ def test_rank_0_has_most_where_a_cut_is_uneven() -> None:
     totals = [sum(derive_stage_parts(rank, plan, stage, derive_layer_bytes(rank, plan)).values()) for rank in ranks]
     assert totals[0] == max(totals) > totals[1] == totals[3]
     assert totals[0] == predict_memory(model, plan, 2048, 8, 80e9).total_bytes
+
+
+def test_all_keys_and_values_take_more_room_than_blocks_of_a_ring() -> None:
+    """With their gradients: of 8 ranks, where a ring has those of two."""
+    ring, whole, dealt = (PlanConfig(cp=8, context_method=each) for each in ("ring", "all_gather", "all_to_all"))  # type: ignore[arg-type]
+    contract = derive_planned_model(LLAMA, ring, 32768)
+    own = 4096 * LLAMA.num_kv_heads * LLAMA.head_width
+    assert derive_met_bytes(contract, ring) == 2 * 2 * own * (2 + 2)
+    assert derive_met_bytes(contract, whole) == 8 * 2 * own * (2 + 2)
+    assert derive_met_bytes(contract, dealt) == 2 * (2 * own + 4096 * LLAMA.width) * 2
+    assert derive_running_bytes(contract, whole) - derive_running_bytes(contract, ring) == (8 - 2) * 2 * own * 4
+
+
+@pytest.mark.parametrize("interleave", [1, 2])
+def test_zero_bubble_keeps_gradients_of_outputs_and_logits_until_those_of_weights(interleave: int) -> None:
+    plain = PlanConfig(pp=4, interleave=interleave)
+    split = replace(plain, schedule="zero_bubble")
+    contract = derive_planned_model(LLAMA, split, 2048)
+    layer, stage = derive_layer_bytes(contract, split), list_stages(LLAMA.num_layers, split, 16)[-1]
+    parts = derive_stage_parts(contract, split, stage, layer)
+    outputs = LLAMA.width * 2 + (LLAMA.num_heads + 2 * LLAMA.num_kv_heads) * LLAMA.head_width + 2 * LLAMA.mlp_width
+    assert layer.half == 2 * 2048 * outputs
+    assert parts[MemoryPart.ACTIVATIONS] == 8 * (4 * layer.block + 4 / interleave * layer.half)
+    least = 3 * 2048 * LLAMA.vocab_size * (2 + 2)
+    others = derive_stage_parts(contract, plain, list_stages(LLAMA.num_layers, plain, 16)[-1], layer)
+    assert parts[MemoryPart.ENDS] - others[MemoryPart.ENDS] == pytest.approx(least, rel=0.05)
