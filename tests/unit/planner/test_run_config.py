@@ -1,6 +1,7 @@
 """A plan becomes a run that `plait train` takes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,12 +90,13 @@ def test_what_a_plan_computes_again_its_run_does(recompute: str) -> None:
 @pytest.mark.parametrize(
     ("fixed", "schedule", "stages_per_rank"),
     [
-        ({"pp": 2, "interleave": 1, "micro_batch": 1}, "1f1b", 1),
-        ({"pp": 2, "interleave": 2, "micro_batch": 1}, "interleaved", 2),
+        ({"pp": 2, "schedule": "1f1b", "micro_batch": 1}, "1f1b", 1),
+        ({"pp": 2, "interleave": 2, "micro_batch": 1, "schedule": "interleaved"}, "interleaved", 2),
+        ({"pp": 2, "interleave": 2, "micro_batch": 1}, "zero_bubble", 2),
         ({"pp": 4, "interleave": 1, "micro_batch": 8}, "gpipe", 1),
     ],
 )
-def test_a_pipeline_is_written(fixed: dict[str, int], schedule: str, stages_per_rank: int) -> None:
+def test_a_pipeline_is_written(fixed: dict[str, Any], schedule: str, stages_per_rank: int) -> None:
     model = BASE.model.model_copy(update={"num_layers": 8})
     asked = {"tp": 1, "cp": 1, "sharded": "nothing", **fixed}
     report = plan(model, Cluster(load_hardware("h100"), 4), seq_len=128, global_batch=16, fixed=asked)
@@ -156,7 +158,7 @@ def test_compiled_blocks_leave_less_to_choose() -> None:
     with pytest.raises(ConfigError, match="cp = 2 with compiled blocks, which plait train does not run, and cp is"):
         choose_runnable(report, compiled=True)
     report = plan(
-        model, Cluster(load_hardware("h100"), 8), seq_len=8192, global_batch=8, fixed={"tp": 1, "pp": 1, "dp": 8}
+        model, Cluster(load_hardware("h100"), 8), seq_len=32768, global_batch=8, fixed={"tp": 1, "pp": 1, "dp": 8}
     )
     assert report.best.plan.recompute != "none"
     with pytest.raises(ConfigError, match="recompute = .* of compiled blocks.* none fits"):

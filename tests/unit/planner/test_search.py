@@ -86,7 +86,7 @@ def test_where_nothing_fits_the_plan_that_lacks_least_is_found() -> None:
     space = search(Task(load_preset("llama3-405b"), Cluster(H100, 8), 4096, 16), {}, limit=5)
     assert space.found == ()
     assert space.nearest is not None
-    assert space.nearest.tp == 8
+    degrees = Degrees(space.nearest.tp, space.nearest.cp, space.nearest.pp, space.nearest.dp)
     lacking = [each.lacking_bytes for each in space.refused if each.lacking_bytes]
     assert lacking
-    assert min(lacking) == next(each.lacking_bytes for each in space.refused if each.what == "tp = 8, cp = 1, pp = 1")
+    assert min(lacking) == next(each.lacking_bytes for each in space.refused if each.degrees == degrees)

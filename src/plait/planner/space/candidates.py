@@ -75,7 +75,8 @@ def list_leanest(degrees: Degrees, task: Task, fixed: Fixed) -> Iterator[PlanCon
     if degrees.pp == 1 and (interleave > 1 or schedule != "1f1b"):
         return
     share = task.global_batch // degrees.dp
-    for micro_batch in dict.fromkeys([fixed["micro_batch"]] if "micro_batch" in fixed else [1, share]):
+    sizes = [fixed["micro_batch"]] if "micro_batch" in fixed else [1, share]
+    for micro_batch in dict.fromkeys(size for size in sizes if share % size == 0):
         plans = [
             Candidate(
                 degrees, fixed.get("sequence_parallel", True), micro_batch, recompute, interleave, schedule
