@@ -16,8 +16,10 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from plait.contract.pipeline.order import Pipeline
 from plait.contract.step import list_gemms
 from plait.planner.laws.gemm import derive_regime_share
+from plait.planner.memory.activations import derive_met_bytes
 from plait.planner.memory.peak import predict_memory
 from plait.planner.memory.static import count_stage_parameters
 from plait.planner.plan_config import PlanConfig
@@ -35,10 +37,14 @@ from plait.planner.space.candidates import (
 from plait.planner.space.degrees import Degrees, Refusal, Task, list_degrees, list_divisors
 from plait.planner.space.fixed import Fixed
 from plait.planner.stages import list_stages
-from plait.planner.step.block import build_layers
+from plait.planner.step.block import Layers, build_layers
 from plait.planner.step.circumstance import Circumstance
 from plait.planner.step.data_parallel import build_data_parallel, build_optimizer
 from plait.planner.step.pipeline import build_pipeline
+from plait.planner.step.zero_bubble import bound_zero_bubble
+
+_ROUNDING = 1e-9
+"""By so large a share sums in another order may differ."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -93,8 +99,7 @@ class _Search:
         self.slowest_s = inf
         """Of the degrees that are kept."""
         self.most: dict[tuple[Degrees, bool, str], int] = {}
-        self.layers: dict[tuple[int, int, bool, int], tuple[float, float, float]] = {}
-        """Seconds of a block forward, backward, and of the ends."""
+        self.ways: dict[tuple[int, int, bool, int], _Ways] = {}
 
     def run(self) -> Space:
         kept, refused = list_degrees(self.task, self.fixed)
@@ -190,30 +195,50 @@ class _Search:
         return self.most[key]
 
     def _could_fit(self, candidate: Candidate) -> bool:
-        """Whether any sharding of it fits."""
-        plans = list_methods(candidate.build_plan(self.fixed), self.task, self.fixed)
-        return any(self._has_room(each) for plan in plans for each in list_strongest(plan, self.task, self.fixed))
+        """Whether any sharding of it fits, however context ranks meet.
+
+        Those ways differ in what is there while an attention runs; what lacks more than that with one, does with all.
+        """
+        first, *others = list_methods(candidate.build_plan(self.fixed), self.task, self.fixed)
+        margin = self._find_margin(first)
+        if margin >= 0 or not others:
+            return margin >= 0
+        contract = derive_planned_model(self.task.model, first, self.task.seq_len)
+        if margin + derive_met_bytes(contract, first) < 0:
+            return False
+        return any(self._find_margin(plan) >= 0 for plan in others)
+
+    def _find_margin(self, plan: PlanConfig) -> float:
+        """What its strongest sharding leaves of the memory, as soon as one leaves any."""
+        most = -inf
+        for each in list_strongest(plan, self.task, self.fixed):
+            most = max(most, self.remember(each).margin_bytes)
+            if most >= 0:
+                break
+        return most
 
     def _bound_micro_batches(self, candidate: Candidate) -> float:
         """Blocks and ends shared out evenly over the stages; nothing sent, and attention not counted twice."""
+        degrees, ways = candidate.degrees, self._list_ways(candidate)
+        again_s = ways.forward_s if candidate.recompute == "full" else 0.0
+        rounds = self.task.global_batch // (degrees.dp * candidate.micro_batch)
+        all_s = self.task.model.num_layers * (ways.block_s + again_s) + ways.ends_s
+        if candidate.schedule != "zero_bubble":
+            return all_s / degrees.pp * (rounds + (degrees.pp - 1) / candidate.interleave)
+        order = Pipeline("zero_bubble", degrees.pp, candidate.interleave, rounds)
+        least_s = min(bound_zero_bubble(order, way, self.task.model.num_layers) for way in ways.layers)
+        return max(all_s / degrees.pp * rounds, least_s * (1 - _ROUNDING))
+
+    def _list_ways(self, candidate: Candidate) -> "_Ways":
         degrees = candidate.degrees
         key = (degrees.tp, degrees.cp, candidate.sequence_parallel, candidate.micro_batch)
-        if key not in self.layers:
-            plan = replace(candidate, recompute="none").build_plan(self.fixed)
-            ways = [
-                build_layers(self.task.model, self.task.cluster, each, self.task.seq_len)
-                for each in list_methods(plan, self.task, self.fixed)
-            ]
-            layers = min(ways, key=lambda way: way.block.seconds)
-            ends_s = layers.embedding.seconds + layers.head.seconds
-            forward_s = min(way.forward.seconds for way in ways)
-            self.layers[key] = (forward_s, layers.block.seconds - forward_s, ends_s)
-        forward_s, backward_s, ends_s = self.layers[key]
-        again_s = forward_s if candidate.recompute == "full" else 0.0
-        rounds = self.task.global_batch // (degrees.dp * candidate.micro_batch)
-        all_s = self.task.model.num_layers * (forward_s + backward_s + again_s) + ends_s
-        idle = 0.0 if candidate.schedule == "zero_bubble" else (degrees.pp - 1) / candidate.interleave
-        return all_s / degrees.pp * (rounds + idle)
+        if key not in self.ways:
+            plan = replace(candidate, recompute="none", schedule="1f1b", interleave=1).build_plan(self.fixed)
+            plans = list_methods(plan, self.task, self.fixed)
+            self.ways[key] = _Ways(
+                [build_layers(self.task.model, self.task.cluster, each, self.task.seq_len) for each in plans]
+            )
+        return self.ways[key]
 
     def _settle(self, degrees: Degrees, plan: PlanConfig) -> None:
         """Time every sharding, and keep the fastest that fits; without overlap only those that do not fit with it."""
@@ -255,6 +280,16 @@ class _Search:
         task = self.task
         capacity_bytes = task.cluster.hardware.memory.capacity_bytes.value
         return predict_memory(task.model, plan, task.seq_len, plan.num_micro_batches(task.global_batch), capacity_bytes)
+
+
+class _Ways:
+    """The layers of a candidate without recompute, for every way in which context ranks can meet, and their least."""
+
+    def __init__(self, layers: list[Layers]) -> None:
+        self.layers = layers
+        self.forward_s = min(each.forward.seconds for each in layers)
+        self.block_s = min(each.forward.seconds + each.backward.seconds for each in layers)
+        self.ends_s = layers[0].embedding.seconds + layers[0].head.seconds
 
 
 class _Timed:

@@ -106,7 +106,7 @@ def _describe_how(prediction: Prediction) -> str:
     words = [
         "" if plan.sequence_parallel or plan.tp == 1 else "no sp",
         "zero bubble" if plan.schedule == "zero_bubble" else "",
-        f"{plan.context_method} over cp" if plan.cp > 1 and plan.context_method != "ring" else "",
+        plan.context_method if plan.cp > 1 and plan.context_method != "ring" else "",
         "" if plan.recompute == "none" else f"{plan.recompute} recompute",
         f"{plan.sharded}/{plan.sharding_degree}" if plan.sharding_degree > 1 else "",
         "" if plan.overlap.policy == "auto" else f"overlap {plan.overlap.policy}",

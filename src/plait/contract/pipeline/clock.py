@@ -40,11 +40,12 @@ def simulate(pipeline: Pipeline, seconds: Seconds, *, send_s: float = 0.0) -> Ti
     """
     free_s, busy_s, ends_s = [0.0] * pipeline.pp, list[float]([0] * pipeline.pp), list[float]()
     for rank, action, need, hops in _list_due(pipeline):
-        ready_s = ends_s[need] + hops * send_s if need >= 0 else 0.0
-        taken_s = seconds(action)
-        free_s[rank] = max(free_s[rank], ready_s) + taken_s
+        begin_s, taken_s = free_s[rank], seconds(action)
+        if need >= 0 and (ready_s := ends_s[need] + hops * send_s) > begin_s:
+            begin_s = ready_s
+        free_s[rank] = end_s = begin_s + taken_s
         busy_s[rank] += taken_s
-        ends_s.append(free_s[rank])
+        ends_s.append(end_s)
     return Times(max(free_s), tuple(busy_s))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, get_args
 
 from plait.config.axis.context import ContextMethodName, find_fewest_heads
@@ -102,24 +103,27 @@ def list_methods(plan: PlanConfig, task: Task, fixed: Fixed) -> list[PlanConfig]
 def list_shardings(plan: PlanConfig, task: Task, fixed: Fixed) -> Iterator[PlanConfig]:
     """Every way in which the data-parallel ranks of a plan can share out parameters, gradients and optimizer state."""
     for sharded in _list_stages(fixed):
-        yield from _list_sharded(plan, sharded, task, fixed)
+        for shard in _list_shards(plan.dp, plan.cp, sharded, fixed):
+            yield from _allow(_share(plan, sharded, shard), task)
 
 
 def list_strongest(plan: PlanConfig, task: Task, fixed: Fixed) -> Iterator[PlanConfig]:
     """Of each way of sharding the one over most ranks, without overlap: one of them needs least memory of all."""
     plain = free_buffers(plan, fixed) or plan
     for sharded in reversed(_list_stages(fixed)):
-        strongest = _list_sharded(plain, sharded, task, fixed)[-1:]
-        yield from strongest
-        if sharded == "optimizer" and strongest:
-            return  # With nothing shared out it needs more.
+        for shard in _list_shards(plan.dp, plan.cp, sharded, fixed)[-1:]:
+            found = _allow(_share(plain, sharded, shard), task)
+            yield from found
+            if sharded == "optimizer" and found:
+                return  # With nothing shared out it needs more.
 
 
-def _list_sharded(plan: PlanConfig, sharded: Sharded, task: Task, fixed: Fixed) -> list[PlanConfig]:
-    """Over few ranks or many."""
-    shards = _list_shards(plan.dp, plan.cp, sharded, fixed)
-    plans = (replace(plan, sharded=sharded, dp_shard=shard, dp_replicate=plan.dp // shard) for shard in shards)
-    return list(filter(task.allows, plans))
+def _share(plan: PlanConfig, sharded: Sharded, shard: int) -> PlanConfig:
+    return replace(plan, sharded=sharded, dp_shard=shard, dp_replicate=plan.dp // shard)
+
+
+def _allow(plan: PlanConfig, task: Task) -> list[PlanConfig]:
+    return [plan] if task.allows(plan) else []
 
 
 def _list_stages(fixed: Fixed) -> tuple[Sharded, ...]:
@@ -131,12 +135,17 @@ def free_buffers(plan: PlanConfig, fixed: Fixed) -> PlanConfig | None:
     return None if "overlap" in fixed or plan.tp == 1 else replace(plan, overlap=_DISABLED)
 
 
+@lru_cache(maxsize=4096)
+def _list_all_shards(dp: int, cp: int, *, is_asked: bool) -> tuple[int, ...]:
+    return tuple(shard for shard in list_divisors(dp) if shard * cp > 1 or (dp * cp == 1 and is_asked))
+
+
 def _list_shards(dp: int, cp: int, sharded: Sharded, fixed: Fixed) -> Sequence[int]:
     if "dp_shard" in fixed or "dp_replicate" in fixed:
         return [fixed.get("dp_shard") or dp // fixed["dp_replicate"]]
     if sharded == "nothing":
         return [1]
-    return [shard for shard in list_divisors(dp) if shard * cp > 1 or (dp * cp == 1 and "sharded" in fixed)]
+    return _list_all_shards(dp, cp, is_asked="sharded" in fixed)
 
 
 def _list_schedules(

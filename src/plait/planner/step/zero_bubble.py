@@ -57,6 +57,21 @@ def time_zero_bubble(pipeline: Pipeline, layers: Layers, num_layers: int, *, aga
     return few_s + left * (few_s - less_s)
 
 
+def bound_zero_bubble(pipeline: Pipeline, layers: Layers, num_layers: int) -> float:
+    """What no simulation is below, and nearly what it says: how long the last rank waits, works, and is waited for.
+
+    Its first forward is behind those of all stages before. When it sends its last gradient on, all is done but the
+    weights of as many turns as there are ranks, and the ranks before it have yet to go back.
+    """
+    seconds = list_stage_seconds(pipeline, layers, num_layers, 0.0)
+    pp, own = pipeline.pp, seconds[pipeline.pp - 1 :: pipeline.pp]
+    before_s = sum(each[Work.FORWARD] for each in seconds[: pp - 1])
+    busy_s = pipeline.num_micro_batches * sum(sum(each.values()) for each in own)
+    left_s = pp * max(each[Work.WEIGHT_BACKWARD] for each in own)
+    behind_s = sum(each[Work.INPUT_BACKWARD] for each in seconds[1 : pp - 1]) + seconds[0][Work.WEIGHT_BACKWARD]
+    return before_s + busy_s - left_s + behind_s
+
+
 def list_stage_seconds(
     pipeline: Pipeline, layers: Layers, num_layers: int, again_s: float
 ) -> list[Mapping[Work, float]]:

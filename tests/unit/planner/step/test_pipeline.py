@@ -5,6 +5,8 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plait.config.run import RunConfig
 from plait.contract.pipeline.clock import build_even_seconds, simulate
@@ -21,7 +23,7 @@ from plait.planner.stages import list_stages
 from plait.planner.step.block import Layers
 from plait.planner.step.circumstance import Circumstance
 from plait.planner.step.pipeline import build_pipeline
-from plait.planner.step.zero_bubble import list_stage_seconds, time_zero_bubble
+from plait.planner.step.zero_bubble import bound_zero_bubble, list_stage_seconds, time_zero_bubble
 from tests.support.hardware import scale_links
 from tests.support.plans import LLAMA, predict_small
 
@@ -99,6 +101,21 @@ def test_many_rounds_are_timed_by_the_first(pp: int, interleave: int) -> None:
     seconds = list_stage_seconds(pipeline, layers, 12, 0.25)
     whole = simulate(pipeline, lambda action: seconds[action.stage][action.work], send_s=0.125)
     assert time_zero_bubble(pipeline, layers, 12, again_s=0.25, send_s=0.125) == pytest.approx(whole.total_s, rel=2e-3)
+
+
+@given(
+    st.sampled_from([2, 3, 4]), st.sampled_from([1, 2, 3]), st.integers(1, 5), st.floats(0.0, 3.0), st.floats(0.0, 0.5)
+)
+def test_no_zero_bubble_is_below_its_bound(pp: int, interleave: int, rounds: int, ends_s: float, send_s: float) -> None:
+    layers, pipeline = _build_layers(ends_s=ends_s), Pipeline("zero_bubble", pp, interleave, rounds * pp)
+    seconds = time_zero_bubble(pipeline, layers, 12, again_s=0.25, send_s=send_s)
+    assert bound_zero_bubble(pipeline, layers, 12) <= seconds * (1 + 1e-9)
+
+
+def test_of_even_stages_that_wait_for_nothing_the_bound_is_what_they_take() -> None:
+    pipeline = Pipeline("zero_bubble", 4, 1, 12)
+    bound = bound_zero_bubble(pipeline, _build_layers(), 12)
+    assert bound == pytest.approx(time_zero_bubble(pipeline, _build_layers(), 12, again_s=0.0, send_s=0.0))
 
 
 def test_zero_bubble_waits_less_and_gathers_more() -> None:
