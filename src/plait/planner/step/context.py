@@ -7,6 +7,7 @@ all_to_all    tokens for heads, before and behind; each rank then has whole sequ
 
 from functools import lru_cache
 
+from plait.contract.collective import Collective
 from plait.contract.context.attention import AttentionSize, ContextMethod, ContextPlan
 from plait.contract.context.heads import split_heads
 from plait.contract.context.mask import CAUSAL
@@ -27,36 +28,35 @@ def deal_heads(size: AttentionSize, cp: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=4096)
 def derive_zigzag_traffic(size: AttentionSize, seq_len: int, cp: int, method: ContextMethod) -> ContextTraffic:
-    """Collectives of one attention; a ring of which all need all amounts to those of an all-gather."""
-    plan = ContextPlan(build_order(Order.ZIGZAG, seq_len, cp), CAUSAL, size.batch)
-    alike = ContextMethod.ALL_GATHER if method is ContextMethod.RING else method
-    return derive_context_traffic(plan, size, alike)
+    """Collectives of one attention."""
+    return derive_context_traffic(ContextPlan(build_order(Order.ZIGZAG, seq_len, cp), CAUSAL, size.batch), size, method)
 
 
 def build_meeting(op: Op, where: Circumstance, step_s: float, *, backward: bool) -> list[Cost]:
     """What moves in one pass beside, before and behind steps of `step_s`."""
-    cp, setting, method = where.plan.cp, where.contract.setting, ContextMethod(where.plan.context_method)
+    cp, method = where.plan.cp, ContextMethod(where.plan.context_method)
     size = derive_attention(op, where.contract)
-    traffic = derive_zigzag_traffic(size, cp * setting.seq_len, cp, method)
-    collectives = (traffic.backward if backward else traffic.forward).collectives
-    if method is not ContextMethod.RING:
-        placement = where.place("cp")
-        return [
-            build_cost(
-                str(each), Kind.COMMUNICATION,
-                estimate_collective(
-                    where.hardware, COLLECTIVE_LAWS[each.kind], each.payload_bytes, cp, placement=placement
-                ),
-                collectives=(each,),
-            )
-            for each in collectives
-        ]  # fmt: skip
-    numel = 2 * setting.num_tokens * size.num_kv_heads * size.head_width
+    if method is ContextMethod.RING:
+        return [_build_ring(size, where, step_s, backward=backward)]
+    traffic = derive_zigzag_traffic(size, cp * where.contract.setting.seq_len, cp, method)
+    placement = where.place("cp")
+
+    def build(each: Collective) -> Cost:
+        law = COLLECTIVE_LAWS[each.kind]
+        estimate = estimate_collective(where.hardware, law, each.payload_bytes, cp, placement=placement)
+        return build_cost(str(each), Kind.COMMUNICATION, estimate, collectives=(each,))
+
+    return [build(each) for each in (traffic.backward if backward else traffic.forward).collectives]
+
+
+def _build_ring(size: AttentionSize, where: Circumstance, step_s: float, *, backward: bool) -> Cost:
+    """In zigzag order all need the keys of all, so each block goes all the way round."""
+    hops = where.plan.cp - 1
+    numel = 2 * where.contract.setting.num_tokens * size.num_kv_heads * size.head_width
     num_bytes = numel * (width_bytes(size.dtype) + (width_bytes(size.sum_dtype) if backward else 0))
     one = estimate_p2p(where.hardware, num_bytes, local=where.place("cp").is_local)
-    exposed_s = (cp - 1) * max(0.0, one.seconds - step_s)
-    leaf = build_leaf(
+    exposed_s = hops * max(0.0, one.seconds - step_s)
+    return build_leaf(
         "ring of keys and values", Kind.COMMUNICATION, exposed_s, one.uncertainty, constants=one.constants,
-        hidden_s=(cp - 1) * one.seconds - exposed_s, collectives=collectives,
+        hidden_s=hops * one.seconds - exposed_s, note=f"{hops * num_bytes} B sent",
     )  # fmt: skip
-    return [leaf]

@@ -6,7 +6,7 @@ import pytest
 
 from plait.config.run import RunConfig
 from plait.contract.context.attention import ContextMethod
-from plait.contract.step import list_collectives
+from plait.contract.step import list_collectives, list_messages
 from plait.contract.training import derive_run_model
 from plait.errors import ConfigError
 from plait.planner.plan_config import PlanConfig
@@ -56,6 +56,16 @@ def test_what_moves_over_cp_is_what_the_written_run_moves(method: ContextMethod,
     each = Counter([*again, *list_collectives(step for op in contract.block for step in (*op.forward, *op.backward))])
     promised = {move: 2 * LLAMA.num_layers * count for move, count in each.items() if move.axis == "cp"}
     assert {m: n for m, n in prediction.step.count_collectives().items() if m.axis == "cp"} == promised
+    assert bool(promised) is (method is not ContextMethod.RING)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_ring_sends_what_the_contract_says(direction: str) -> None:
+    prediction = predict_small(PlanConfig(tp=2, cp=4, sharded="nothing"))
+    contract = derive_run_model(build_run_config(prediction, RunConfig(model=LLAMA)))
+    (core,) = (op for op in contract.block if op.is_attention)
+    sent = sum(each.sent_bytes for each in list_messages(getattr(core, direction)))
+    assert prediction.step.find(direction).find("ring of keys and values").note == f"{sent} B sent"
 
 
 def test_dealt_heads_see_whole_sequences_in_one_step() -> None:
