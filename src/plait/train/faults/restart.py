@@ -29,11 +29,15 @@ def train_with_restarts(
     Raises:
         PlaitError: what the ranks ended with.
     """
+    folder = Path(run.out_dir) / run.name
     for number in count(1):
         try:
             return attempt(run)
+        except KeyboardInterrupt:
+            clear_leftovers(folder)
+            raise
         except TransportError as error:
-            clear_leftovers(Path(run.out_dir) / run.name)
+            clear_leftovers(folder)
             lost = describe_lost_steps(run)
             if number > run.train.max_restarts:
                 raise type(error)(error.message, hint=f"{lost}; the same command goes on from there") from None
