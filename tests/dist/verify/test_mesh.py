@@ -67,3 +67,11 @@ def test_gathered_weights_are_quantized_as_whole_ones_are(ranks, recipe):
     small = ("model.width=128", "model.num_heads=4", "model.mlp_width=192", "train.seq_len=64", "model.vocab_size=256")
     kept = ("quantization.keep_first=0", "quantization.keep_last=0", "model.num_layers=1")
     check(ranks, "llama-tiny", *small, *kept, f"quantization={recipe}", dp_shard=2, tp=2)
+
+
+@pytest.mark.parametrize("recipe", ["fp8_currentscaling", "nvfp4"])
+@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}], ids=["fsdp", "hsdp"])
+def test_quantized_linears_of_one_tp_rank_find_the_weights_that_were_gathered(ranks, recipe, degrees):
+    small = ("model.width=128", "model.num_heads=4", "model.mlp_width=192", "train.seq_len=32", "model.vocab_size=256")
+    kept = ("quantization.keep_first=0", "quantization.keep_last=0", "train.gradient_accumulation=2")
+    check(ranks, "llama-tiny", *small, *kept, f"quantization={recipe}", **degrees)

@@ -128,6 +128,14 @@ def test_quantized_stages(ranks, recipe):
     check(ranks, "llama-tiny", *small, f"quantization={recipe}", pp=2, tp=2)
 
 
+@pytest.mark.parametrize("recipe", ["fp8_delayedscaling", "mxfp8"])
+def test_quantized_stages_that_share_out_their_parameters(ranks, recipe):
+    small = ("model.width=128", "model.num_heads=4", "model.mlp_width=192", "train.seq_len=32", "model.vocab_size=256")
+    kept = ("quantization.keep_first=0", "quantization.keep_last=0")
+    fewer = ("model.num_layers=2", "train.gradient_accumulation=2")
+    check(ranks, "llama-tiny", *small, *kept, *fewer, f"quantization={recipe}", pp=2, dp_shard=2)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 @pytest.mark.parametrize("method", ["ring", "all_gather"])
 def test_stages_of_cut_sequences(ranks, schedule, method):
