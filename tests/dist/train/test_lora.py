@@ -86,6 +86,19 @@ def test_a_run_does_not_depend_on_the_mesh_nor_on_being_resumed_on_another(
         assert Checkpoint.from_folder(done.checkpoint).names == saved
 
 
+@pytest.mark.parametrize(("name", "axis"), [("llama", "tp"), ("gpt2", "tp"), ("llama", "dp_shard")])
+def test_blocks_computed_again_give_the_same_bits(ranks: Ranks, tmp_path: Path, name: str, axis: str) -> None:
+    """Of adapters with dropout, whose masks are drawn a second time."""
+    model = save_hf_model(tmp_path / "model", name)
+    told = []
+    for recompute in ("none", "full"):
+        run = _build_run(tmp_path, model, recompute, f"train.recompute={recompute}", f"parallel.{axis}=2")
+        ranks(2).call(_train, run=run)
+        told.append(_numbers(run))
+    assert len(told[0]) == 12
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_fresh_adapters_are_the_same_at_every_degree_and_begin_as_those_of_peft(
     ranks: Ranks, tmp_path: Path, name: str
