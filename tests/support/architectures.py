@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from plait.comm.mesh import Mesh
 from plait.hf.stored import stored_of
@@ -107,19 +106,6 @@ def build_skeleton(name: str, **other: Any) -> Any:
 def draw_ids(*shape: int, seed: int = 1) -> Tensor:
     """Token ids, the same on every rank."""
     return torch.randint(2, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
-
-
-class KeepFloat64(TorchFunctionMode):
-    """Casts of float64 tensors to float32, which transformers writes into norms, softmax and losses, do nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if args and isinstance(args[0], Tensor) and args[0].dtype is torch.float64:
-            if func is Tensor.float:
-                return args[0]
-            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-            kwargs = {name: torch.float64 if arg is torch.float32 else arg for name, arg in kwargs.items()}
-        return func(*args, **kwargs)
 
 
 def cut_as(model: nn.Module, mesh: Mesh, whole: dict[str, Tensor | None]) -> dict[str, Tensor | None]:

@@ -9,10 +9,15 @@ from rich.console import Console
 
 from plait.cli.arguments import json_option, overrides_argument, source_argument
 from plait.comm.launch import LocalRanks
-from plait.config.load import load_run_config
+from plait.config.load import load_training_config
 from plait.config.recipe import NAMES
-from plait.config.run import RunConfig
-from plait.verify.runtime.memory import check_memory
+from plait.config.run import AnyRun, FineTuneConfig, RunConfig
+from plait.errors import ConfigError
+from plait.train.build import check_model
+from plait.verify.finetune.parity import check_directory_parity
+from plait.verify.finetune.twin import run_twin
+from plait.verify.report import Report
+from plait.verify.runtime.memory import check_directory_memory, check_memory
 from plait.verify.runtime.parity import build_reference, check_parity
 from plait.verify.table import build_table
 
@@ -60,17 +65,14 @@ def command(
 
     Under a precision recipe the unsharded model has it too, and both compute in float64 but for the quantizers:
     sharding may change no quantized value. What the recipe does, against the unquantized model, is stated beside it.
+
+    With model.path=DIR the step is the first of a fine-tuning of that Hugging Face directory: its weights have to be
+    loaded bit for bit, the unsharded model is that of transformers, and the collectives compared are those over every
+    axis but tp.
     """
     recipe = [f"quantization.recipe={quantization}"] if quantization is not None else []
     config = _load_config(source, [*overrides, *recipe], tp, no_sequence_parallel)
-    check_memory(config)
-    world_size = config.parallel.mesh_shape.world_size
-    _tell(f"starting {world_size} ranks")
-    with LocalRanks(world_size, timeout_s=config.train.timeout_s, device_type="cpu") as ranks:
-        _tell("running the unsharded model, in float64 and reordered")
-        reference = build_reference(config)
-        _tell("running the sharded model")
-        report = check_parity(config, ranks, reference)
+    report = _verify_directory(config) if isinstance(config, FineTuneConfig) else _verify(config)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
@@ -78,17 +80,49 @@ def command(
     return 0 if report.passed else 1
 
 
-def _load_config(source: str, overrides: Sequence[str], tp: int | None, no_sequence_parallel: bool) -> RunConfig:
+def _verify(config: RunConfig) -> Report:
+    check_memory(config)
+    with _start_ranks(config) as ranks:
+        _tell("running the unsharded model, in float64 and reordered")
+        reference = build_reference(config)
+        _tell("running the sharded model")
+        return check_parity(config, ranks, reference)
+
+
+def _verify_directory(config: FineTuneConfig) -> Report:
+    if config.quantization.resolved is not None:
+        raise ConfigError(
+            f"verify: quantization.recipe = {config.quantization.recipe!r}: a directory is verified without one",
+            hint="leave it out, or verify a model of our own under it",
+        )
+    check_model(config)
+    check_directory_memory(config)
+    with _start_ranks(config) as ranks:
+        _tell("running the model as transformers does, in float64 and reordered")
+        twin = run_twin(config)
+        _tell("running the sharded model")
+        return check_directory_parity(config, ranks, twin)
+
+
+def _start_ranks(config: AnyRun) -> LocalRanks:
+    world_size = config.parallel.mesh_shape.world_size
+    _tell(f"starting {world_size} ranks")
+    return LocalRanks(world_size, timeout_s=config.train.timeout_s, device_type="cpu")
+
+
+def _load_config(
+    source: str, overrides: Sequence[str], tp: int | None, no_sequence_parallel: bool
+) -> RunConfig | FineTuneConfig:
     asked = [*_DEFAULTS, *overrides]
     asked += [f"parallel.tp={tp}"] if tp is not None else []
     asked += ["parallel.sequence_parallel=false"] if no_sequence_parallel else []
-    config = load_run_config(source, [*asked, *_ANY_MICRO_BATCHES])
+    config = load_training_config(source, [*asked, *_ANY_MICRO_BATCHES])
     asked.insert(0, f"train.gradient_accumulation={config.parallel.pp}")
     if "tp" not in config.parallel.model_fields_set:
         asked.append(f"parallel.tp={_DEFAULT_TP}")
     if not any(override.startswith("train.seq_len=") for override in overrides):
         asked.append(f"train.seq_len={min(config.seq_len, _DEFAULT_SEQ_LEN)}")
-    config = load_run_config(source, asked)
+    config = load_training_config(source, asked)
     return config if "name" in config.model_fields_set else config.model_copy(update={"name": source})
 
 

@@ -239,7 +239,7 @@ _RULES: dict[tuple[str, ...], Callable[..., Iterator[Problem]]] = {
     ("model", "parallel", "quantization"): list_block_conflicts,
     ("model", "parallel", "context", "train", "quantization"): list_context_conflicts,
     ("model", "data"): _list_end_conflicts,
-    ("model", "data", "train"): list_document_conflicts,
+    ("data", "train"): list_document_conflicts,
     ("model", "parallel", "quantization", "train"): list_unit_conflicts,
     ("model", "parallel", "overlap", "train", "quantization"): _list_chunk_conflicts,
 }

@@ -60,7 +60,8 @@ def load_run_config(source: str, overrides: Sequence[str] = ()) -> RunConfig:
     tree, over, problems = _load_tree(source, overrides)
     if "path" in _get_table(tree, "model"):
         hint = "model.preset=DIR takes the shape of a Hugging Face model, without its weights"
-        problems.append(Problem("model.path", "only `plait train` trains a Hugging Face directory further", hint))
+        text = "only `plait train` and `plait verify` take a Hugging Face directory"
+        problems.append(Problem("model.path", text, hint))
         raise _build_error(source, tree, over, problems)
     config = _build_checked(RunConfig, source, tree, over, problems)
     assert isinstance(config, RunConfig)

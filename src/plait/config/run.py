@@ -53,6 +53,11 @@ class AnyRun(Section):
         """Tokens of all dp ranks and micro-batches of one optimizer step."""
         return self.tokens_per_micro_batch * self.train.gradient_accumulation * self.parallel.dp
 
+    @property
+    def masks_documents(self) -> bool:
+        """Whether attention stays within the documents of a sequence."""
+        return self.data is not None and self.data.mask_documents
+
     def conflicts(self) -> Iterator[Problem]:
         """Everything that concerns more than one section."""
         yield from list_conflicts(dict(self))

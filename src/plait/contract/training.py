@@ -10,6 +10,7 @@ from plait.contract.axis.fsdp import (
     derive_step_reduces,
 )
 from plait.contract.axis.replicas import derive_replica_copies
+from plait.contract.axis.totals import derive_totals, find_sums
 from plait.contract.collective import Collective
 from plait.contract.context.attention import ContextMethod
 from plait.contract.context.mask import CAUSAL, AttentionMask
@@ -20,13 +21,10 @@ from plait.contract.pipeline.step import derive_stage_collectives, select_run_pa
 from plait.contract.quantization import list_histories
 from plait.contract.setting import Setting
 from plait.contract.step import REDUCE
-from plait.sharding import Invariant, Shard, derive_transition
 from plait.sharding.token_order import Order, build_order
 
 ENDS = "pp/ends"
 """The axis of the first and the last rank of a pipeline."""
-
-_GATHER = derive_transition(Shard(0), Invariant()).forward
 
 
 def build_setting(
@@ -85,7 +83,7 @@ def derive_step_collectives(
         issued = derive_stage_collectives(run, contracts, pp_rank)
     if run.parallel.dp_shard > 1 and run.parallel.pp > 1:
         before, reduced = derive_step_gathers(run, contract, pp_rank), derive_step_reduces(run, contract, pp_rank)
-    return (*before, *issued, *_derive_totals(run), *reduced, *_derive_sums(run, contract, pp_rank))
+    return (*before, *issued, *derive_totals(run), *reduced, *_derive_sums(run, contract, pp_rank))
 
 
 def derive_closing_collectives(run: RunConfig, contract: ModelContract, pp_rank: int = 0) -> tuple[Collective, ...]:
@@ -94,11 +92,11 @@ def derive_closing_collectives(run: RunConfig, contract: ModelContract, pp_rank:
     The first and the last rank of a pipeline also sum the gradient of a table that both have. What dp_shard shares out
     is not in it: see `contract.axis.fsdp.count_moves`.
     """
-    return (*_derive_totals(run), *_derive_sums(run, contract, pp_rank))
+    return (*derive_totals(run), *_derive_sums(run, contract, pp_rank))
 
 
 def _derive_sums(run: RunConfig, contract: ModelContract, pp_rank: int) -> tuple[Collective, ...]:
-    (axis, dp), dtype = _find_sums(run), contract.setting.sum_dtype
+    (axis, dp), dtype = find_sums(run), contract.setting.sum_dtype
     parts = select_run_parts(run, pp_rank)
     # What is shared out has its gradients reduced unit by unit.
     is_left = dp > 1 and run.parallel.dp_shard == 1
@@ -146,21 +144,6 @@ def derive_history_collectives(run: RunConfig, pp_rank: int = 0) -> tuple[Collec
         return ()
     return tuple(
         Collective(REDUCE, axis, degree, (number,), "float32", op="max")
-        for axis, degree in (("tp", run.parallel.tp), _find_sums(run))
+        for axis, degree in (("tp", run.parallel.tp), find_sums(run))
         if degree > 1
     )
-
-
-def _derive_totals(run: RunConfig) -> list[Collective]:
-    """Loss, number of targets and wish to stop: gathered over dp and cp, summed over pp, and the most over tp."""
-    (axis, dp), tp = _find_sums(run), run.parallel.tp
-    over_dp = [Collective(_GATHER, axis, dp, (dp, 3), "float64")] if dp > 1 else []
-    over_pp = [Collective(REDUCE, "pp", run.parallel.pp, (3,), "float64")] if run.parallel.pp > 1 else []
-    over_tp = [Collective(REDUCE, "tp", tp, (3,), "float64", op="max")] if tp > 1 else []
-    return [*over_dp, *over_pp, *over_tp]
-
-
-def _find_sums(run: RunConfig) -> tuple[str, int]:
-    """The axis over which losses and gradients are summed, and how many ranks it has."""
-    shape = run.parallel.mesh_shape
-    return shape.sums, shape.degree("dp_cp")

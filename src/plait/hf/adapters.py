@@ -14,7 +14,6 @@ from plait.checkpoint.weights import WeightFiles
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
 from plait.config.hf.lora import LoraConfig
-from plait.config.overlap import OverlapConfig, Policy
 from plait.errors import ConfigError
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.library import import_library
@@ -24,7 +23,6 @@ from plait.hf.lora.layers import is_adapter, list_adapted
 from plait.hf.packed import is_transposed
 from plait.hf.parallelize import parallelize
 from plait.parallel.apply import mesh_of, ownership_of
-from plait.parallel.precision.model import Quantization
 from plait.parallel.rng import derive_key, uniform_
 
 
@@ -35,11 +33,11 @@ def load_with_adapters(
     *,
     seed: int = 0,
     dtype: torch.dtype | None = None,
-    overlap: OverlapConfig | Policy = "disabled",
-    quantization: Quantization = "none",
-    sequence_parallel: bool = True,
+    **how: Any,
 ) -> nn.Module:
     """As `load_pretrained`, with adapters, which alone are trained: fresh ones by `seed`, or those of `lora.path`.
+
+    `how` is as `parallelize` takes it.
 
     Raises:
         ConfigError: on every rank: as there, or no linear is meant, or one that cannot have adapters.
@@ -50,7 +48,7 @@ def load_with_adapters(
         model = build_skeleton(folder, dtype=dtype)
         WeightFiles.from_folder(folder)
         add_adapters(model, lora)
-    model = parallelize(model, mesh, overlap=overlap, quantization=quantization, sequence_parallel=sequence_parallel)
+    model = parallelize(model, mesh, **how)
     load_weights(model, folder, mesh)
     if lora.path is None:
         initialize_adapters(model, seed)

@@ -9,6 +9,7 @@ from torch import nn
 from plait.checkpoint.weights import WeightFiles
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
+from plait.config.axis.context import ContextConfig
 from plait.config.overlap import OverlapConfig, Policy
 from plait.errors import CheckpointError
 from plait.hf.directory.names import Naming, match_tensors
@@ -29,6 +30,8 @@ def load_pretrained(
     dtype: torch.dtype | None = None,
     overlap: OverlapConfig | Policy = "disabled",
     quantization: Quantization = "none",
+    context: ContextConfig | None = None,
+    documents: bool = False,
     sequence_parallel: bool = True,
 ) -> nn.Module:
     """The causal language model of a directory, parallel over `mesh`, on every rank of it.
@@ -44,7 +47,15 @@ def load_pretrained(
     with together(mesh):
         model = build_skeleton(folder, dtype=dtype)
         WeightFiles.from_folder(folder)
-    model = parallelize(model, mesh, overlap=overlap, quantization=quantization, sequence_parallel=sequence_parallel)
+    model = parallelize(
+        model,
+        mesh,
+        overlap=overlap,
+        quantization=quantization,
+        context=context,
+        documents=documents,
+        sequence_parallel=sequence_parallel,
+    )
     load_weights(model, folder, mesh)
     return model
 

@@ -1,7 +1,9 @@
 """Making a Hugging Face causal language model parallel."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -9,8 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from plait.comm.mesh import Mesh, build_mesh_from
 from plait.config.axis.context import ContextConfig
 from plait.config.overlap import OverlapConfig, Policy
-from plait.contract.plan import Plan
+from plait.contract.plan import Plan, Role
 from plait.errors import ConfigError, ShardingError
+from plait.hf.context.calls import OwnTokens
+from plait.hf.context.check import check_attention
+from plait.hf.context.core import put_cores
 from plait.hf.finding import generic
 from plait.hf.heads import apply_heads
 from plait.hf.lora import twins as adapters
@@ -36,6 +41,7 @@ def parallelize(
     overlap: OverlapConfig | Policy = "disabled",
     quantization: Quantization = "none",
     context: ContextConfig | None = None,
+    documents: bool = False,
     sequence_parallel: bool = True,
 ) -> ModelT:
     """Make a model tensor- and, unless told otherwise, sequence-parallel, in place, and return it.
@@ -49,6 +55,11 @@ def parallelize(
     * `loss`, where labels are given, is that of transformers, without gathering logits, the same on every rank;
     * `model.generate` works as before;
     * activations between the layers are those of own tokens, under sequence parallelism;
+    * over a context axis it takes own tokens, `model(plait.take_own_tokens(ids, mesh))` behind `plait.enter_sequences`,
+      and places them by itself; `context` says how they meet the others. Labels are then shifted before they are taken,
+      and gradients are addends, to be summed over cp as over dp;
+    * with `documents` it is called in the same way at every degree, and attention stays within the documents that
+      `plait.enter_sequences` tells of, each of which counts positions from 0;
     * every gradient is that of the unsharded model, or this rank's part of it;
     * with a recipe as `quantization` linears in the layers are quantized, but for those of adapters; what else reads
       the input of a quantized attention or MLP sees it as those do. Delayed scales look back at the steps after each of
@@ -58,43 +69,39 @@ def parallelize(
     `plait.parallel.apply.parallelize` says.
 
     Raises:
-        ConfigError: everything that `plan_for` finds, or a degree that cannot be realised.
+        ConfigError: everything that `plan_for` finds, or a degree that cannot be realised; attention that cannot be cut
+            over a context axis or kept within documents: with softcapping, sinks, dropout, or not through transformers'
+            interface.
     """
+    how: dict[str, Any] = {"overlap": overlap, "quantization": read_quantization(quantization), "context": context}
     if isinstance(plan, Plan):
-        return apply.parallelize(model, mesh, plan, overlap=overlap, quantization=quantization, context=context)
+        return apply.parallelize(model, mesh, plan, **how)
     if apply.record_of(model) is not None:
         raise ConfigError("parallelize: this model is parallel already", hint="build a fresh model for another plan")
     inner: nn.Module = unwrap(model)
-    if inner is not model:
-        parallelize(inner, mesh, plan, overlap=overlap, quantization=quantization, sequence_parallel=sequence_parallel)
-        adapters.adopt(model, inner)
-        return model
-    plan = plan_for(model) if plan is None else plan
     mesh = mesh if isinstance(mesh, Mesh) else build_mesh_from(mesh)
-    _check_whole_sequences(mesh)
-    _check_degree(plan, mesh.tp.degree)
     batch = CutBatch(mesh) if sequence_parallel and mesh.tp.degree > 1 else WholeBatch(mesh)
-    quantization = read_quantization(quantization)
-    if mesh.tp.degree == 1 and quantization.resolved is None:
-        setattr(model, ATTRIBUTE, adapters.locate(model, {}))
-        apply.parallelize(model, mesh, _build_lone_plan(model, sequence_parallel=sequence_parallel), overlap=overlap)
+    plan = plan_for(inner) if plan is None else plan
+    _check_degree(plan, mesh.tp.degree)
+    cores: dict[str, Role] = {}
+    if mesh.cp.degree > 1 or documents:
+        check_attention(inner, plan, mesh.cp.degree)
+        cores = put_cores(inner, plan.heads)
+    if mesh.tp.degree == 1 and how["quantization"].resolved is None:
+        setattr(inner, ATTRIBUTE, adapters.locate(inner, {}))
+        roles = _build_lone_plan(inner, cores, sequence_parallel=sequence_parallel)
+        apply.parallelize(inner, mesh, roles, **how)
     else:
         # On one rank too, as the scales of a packed linear's parts are those of parts at every degree.
-        _cut(model, mesh, plan, (overlap, quantization), batch, sequence_parallel=sequence_parallel)
-    adapters.finish(model)
-    model.loss_function = CausalLoss(batch)  # type: ignore[assignment]
-    Calls(batch).install(model, plan)
+        setattr(inner, ATTRIBUTE, take_apart_model(inner, plan))
+        roles = plan.build_plan(sequence_parallel=sequence_parallel)
+        _cut(inner, batch, plan, replace(roles, roles={**roles.roles, **cores}), **how)
+    adapters.finish(inner)
+    inner.loss_function = CausalLoss(batch)  # type: ignore[assignment]
+    Calls(batch).install(inner, plan, OwnTokens(mesh, type(inner).__name__) if cores else None)
+    if inner is not model:
+        adapters.adopt(model, inner)
     return model
-
-
-def _check_whole_sequences(mesh: Mesh) -> None:
-    """Refuse a context axis: each token would see those of its own rank only."""
-    if mesh.cp.degree > 1:
-        raise ConfigError(
-            "parallelize: attention of a Hugging Face model is not cut over context-parallel ranks, "
-            f"and cp is {mesh.cp.degree}",
-            hint="use tp, or a model of our own",
-        )
 
 
 def _check_degree(plan: ModelPlan, degree: int) -> None:
@@ -109,29 +116,11 @@ def _check_degree(plan: ModelPlan, degree: int) -> None:
         raise ConfigError.from_problems("parallelize", list(problems))
 
 
-def _cut(
-    model: nn.Module,
-    mesh: Mesh,
-    plan: ModelPlan,
-    how: tuple[OverlapConfig | Policy, Quantization],
-    batch: WholeBatch,
-    *,
-    sequence_parallel: bool,
-) -> None:
-    """Let every module have this rank's part."""
-    setattr(model, ATTRIBUTE, take_apart_model(model, plan))
-    roles = plan.build_plan(sequence_parallel=sequence_parallel)
+def _cut(model: nn.Module, batch: WholeBatch, plan: ModelPlan, roles: Plan, **how: Any) -> None:
+    """Let every module have this rank's part; `how` is as `apply.parallelize` has it."""
+    mesh = batch.mesh
     adapters.prepare(model, roles, mesh)
-    overlap, quantization = how
-    apply.parallelize(
-        model,
-        mesh,
-        roles,
-        overlap=overlap,
-        quantization=quantization,
-        build=partial(BatchBuild, batch=batch),
-        is_kept=is_adapter,
-    )
+    apply.parallelize(model, mesh, roles, build=partial(BatchBuild, batch=batch), is_kept=is_adapter, **how)
     for name, heads in plan.heads.items():
         apply_heads(model.get_submodule(name), heads, heads.per_rank(mesh.tp.degree, mesh.tp.rank))
 
@@ -148,8 +137,9 @@ def take_apart_model(model: nn.Module, plan: ModelPlan) -> dict[str, Stored]:
     return adapters.locate(model, stored)
 
 
-def _build_lone_plan(model: nn.Module, *, sequence_parallel: bool) -> Plan:
+def _build_lone_plan(model: nn.Module, cores: Mapping[str, Role], *, sequence_parallel: bool) -> Plan:
     """On one rank all is whole, and linears stay as they are, packed or not."""
     owners = {name for name, module in model.named_modules() if isinstance(module, nn.Dropout)}
     owners |= {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
-    return Plan(dict.fromkeys(sorted(map(generic, owners)), "whole"), sequence_parallel=sequence_parallel)
+    roles: dict[str, Role | str] = dict.fromkeys(sorted(map(generic, owners)), "whole")
+    return Plan({**roles, **cores}, sequence_parallel=sequence_parallel)

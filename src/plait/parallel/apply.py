@@ -22,7 +22,7 @@ from plait.parallel import match
 from plait.parallel.build import Build
 from plait.parallel.context.core import CausalAttention, ContextParallelAttention, build_dropout_error
 from plait.parallel.context.sequences import ContextPositions, Documents, TokenPositions, build_sequences
-from plait.parallel.dropout import AttentionDropout, Dropout
+from plait.parallel.dropout import AttentionDropout, Dropout, TokenDropout
 from plait.parallel.precision.model import (
     ATTRIBUTE,
     ModelPrecision,
@@ -193,9 +193,13 @@ def enter_sequences(model: nn.Module, seq_len: int, documents: Documents = ()) -
 
     Raises:
         ShardingError: documents that overlap, or go beyond `seq_len`.
+        ConfigError: documents, and attention that knows of none.
     """
     record = record_of(model)
     if record is not None:
+        roles = record.plan.resolved.values()
+        if documents and record.plan.num_blocks is None and not any(isinstance(role, AttentionCore) for role in roles):
+            raise _build_core_error(model, "tokens would see those of other documents")
         sequences = build_sequences(record.mesh, record.context.order, seq_len, documents)
         record.mesh.sequences = sequences
         return sequences
@@ -255,17 +259,23 @@ def _build_dropouts(model: nn.Module, roles: dict[str, Role]) -> dict[nn.Module,
     }
 
 
+def _build_core_error(model: nn.Module, what: str) -> ConfigError:
+    """A model whose attention is none of ours."""
+    return ConfigError(
+        f"no module of this {type(model).__name__} has the role attention_core, so {what}",
+        hint="let a plait.CausalAttention attend, and give it that role in the plan; a model of transformers is made "
+        "parallel with documents=True",
+    )
+
+
 def _check_context(model: nn.Module, roles: dict[str, Role], mesh: Mesh, plan: Plan) -> None:
     """Refuse a model whose attention would see its own tokens only, or drop what never exists."""
     if mesh.cp.degree == 1:
         return
     is_only_ends = plan.num_blocks is not None and not any(isinstance(role, Row) for role in roles.values())
     if not is_only_ends and not any(isinstance(role, AttentionCore) for role in roles.values()):
-        raise ConfigError(
-            f"parallelize: no module of this {type(model).__name__} has the role attention_core, so over cp of degree "
-            f"{mesh.cp.degree} each token would see those of its own rank only",
-            hint="let a plait.CausalAttention attend, and give it that role in the plan; or leave cp at 1",
-        )
+        what = f"over cp of degree {mesh.cp.degree} each token would see those of its own rank only"
+        raise _build_core_error(model, what)
     for name, role in roles.items():
         if isinstance(role, HeadLocal) and model.get_submodule(name).p:
             raise build_dropout_error(name, mesh.cp.degree)
@@ -276,12 +286,13 @@ def _apply_context(model: nn.Module, roles: dict[str, Role], mesh: Mesh, context
     twins: dict[nn.Module, nn.Module] = {}
     for name, role in roles.items():
         if isinstance(role, AttentionCore):
-            twins[model.get_submodule(name)] = ContextParallelAttention(mesh, ContextMethod(context.method), name)
+            core: CausalAttention = model.get_submodule(name)  # type: ignore[assignment]
+            twins[core] = ContextParallelAttention(mesh, ContextMethod(context.method), name, core.window)
         elif isinstance(role, Positions):
             twins[model.get_submodule(name)] = ContextPositions(mesh, name)
     _swap(model, twins)
     for module in model.modules():
-        if isinstance(module, Dropout) and mesh.cp.degree > 1:
+        if isinstance(module, TokenDropout) and mesh.cp.degree > 1:
             module.apply_context(mesh)
 
 

@@ -71,7 +71,43 @@ class KeyedDropout(Handled, nn.Module):
         return self.first_token
 
 
-class Dropout(KeyedDropout):
+class TokenDropout(KeyedDropout):
+    """What dropouts of activations share: which tokens of the run they see."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p)
+        self.context_mesh: Mesh | None = None
+
+    def apply_context(self, mesh: Mesh) -> None:
+        """Read from `mesh.sequences` which tokens of each sequence this rank has (context parallelism)."""
+        self.context_mesh = mesh
+
+    def _draw_tokens(
+        self, shape: torch.Size, own: Interval, features: Interval, width: int, device: torch.device
+    ) -> Tensor:
+        """The mask of tokens `own` of this rank's part of the micro-batch, and of `features` of `width`."""
+        first_token = self._require_first_token()
+        runs = [own] if self.context_mesh is None else self._list_runs(self.context_mesh, own)
+        rows = [Interval(first_token + run.start, first_token + run.stop) for run in runs]
+        if len(rows) == 1:
+            return self._draw(shape, (rows[0], features), (rows[0].stop, width), device)
+        parts = [
+            self._draw(torch.Size((len(each), len(features))), (each, features), (each.stop, width), device)
+            for each in rows or [Interval(0, 0)]
+        ]
+        return torch.cat(parts).view(shape)
+
+    def _list_runs(self, mesh: Mesh, own: Interval) -> list[Interval]:
+        """Where own tokens of own sequence parts are in the micro-batch."""
+        if mesh.sequences is None:
+            raise ShardingError(
+                "dropout: sequences are cut over context ranks, but nothing said how long they are",
+                hint="call plait.enter_sequences(model, seq_len) before each forward",
+            )
+        return mesh.sequences.list_runs(own)
+
+
+class Dropout(TokenDropout):
     """Dropout of activations, `[T, D]` or `[T/tp, D]` or with any leading dims of tokens.
 
     Element `[t, d]` of the mask belongs to token `first_token + t` of the run. Saves one byte per element for backward.
@@ -80,15 +116,10 @@ class Dropout(KeyedDropout):
     def __init__(self, p: float) -> None:
         super().__init__(p)
         self.mesh: Mesh | None = None
-        self.context_mesh: Mesh | None = None
 
     def apply_mesh(self, mesh: Mesh) -> None:
         """Read from `mesh.tokens` which tokens this rank holds (sequence parallelism)."""
         self.mesh = mesh
-
-    def apply_context(self, mesh: Mesh) -> None:
-        """Read from `mesh.sequences` which tokens of each sequence this rank has (context parallelism)."""
-        self.context_mesh = mesh
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Zero each element with probability `p` and scale the rest to keep the mean."""
@@ -106,28 +137,10 @@ class Dropout(KeyedDropout):
             if self.mesh is None
             else current_tokens(self.mesh, "dropout").intervals[self.mesh.tp.rank]
         )
-        first_token = self._require_first_token()
-        runs = [own] if self.context_mesh is None else self._list_runs(self.context_mesh, own)
-        rows = [Interval(first_token + run.start, first_token + run.stop) for run in runs]
-        if len(rows) == 1:
-            return self._draw(shape, (rows[0], Interval(0, width)), (rows[0].stop, width), device)
-        parts = [
-            self._draw(torch.Size((len(each), width)), (each, Interval(0, width)), (each.stop, width), device)
-            for each in rows or [Interval(0, 0)]
-        ]
-        return torch.cat(parts).view(shape)
-
-    def _list_runs(self, mesh: Mesh, own: Interval) -> list[Interval]:
-        """Where own tokens of own sequence parts are in the micro-batch."""
-        if mesh.sequences is None:
-            raise ShardingError(
-                "dropout: sequences are cut over context ranks, but nothing said how long they are",
-                hint="call plait.enter_sequences(model, seq_len) before each forward",
-            )
-        return mesh.sequences.list_runs(own)
+        return self._draw_tokens(shape, own, Interval(0, width), width, device)
 
 
-class FeatureDropout(KeyedDropout):
+class FeatureDropout(TokenDropout):
     """Dropout of activations whose features are cut, `[T, F/tp]` with any leading dims of tokens.
 
     The mask is the own part of what `Dropout` has at degree 1. Saves one byte per element for backward.
@@ -144,9 +157,7 @@ class FeatureDropout(KeyedDropout):
 
     def draw_mask(self, shape: torch.Size, device: torch.device) -> Tensor:
         """Of own features."""
-        first_token = self._require_first_token()
-        rows = Interval(first_token, first_token + shape[:-1].numel())
-        return self._draw(shape, (rows, self.own), (rows.stop, self.features.size), device)
+        return self._draw_tokens(shape, Interval(0, shape[:-1].numel()), self.own, self.features.size, device)
 
 
 class AttentionDropout(KeyedDropout):

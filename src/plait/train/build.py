@@ -17,6 +17,7 @@ from plait.contract.pipeline.step import select_run_parts
 from plait.errors import ConfigError
 from plait.hf.adapters import add_adapters, load_with_adapters
 from plait.hf.blocks import list_blocks
+from plait.hf.context.check import check_attention
 from plait.hf.convert.parts import list_parts
 from plait.hf.directory.skeleton import build_skeleton
 from plait.hf.load import load_pretrained, open_directory
@@ -46,7 +47,7 @@ def build_trainer(run: RunConfig | FineTuneConfig, mesh: Mesh) -> Trainer:
         model = build_native(run, mesh)
         prepare_blocks(model, run.train, mesh)
     else:
-        model = _load_directory(run, mesh)
+        model = load_directory(run, mesh)
         if run.train.recompute == "full":
             for block in list_blocks(model):
                 apply_recompute(block, mesh)
@@ -77,7 +78,7 @@ def check_model(run: RunConfig | FineTuneConfig) -> None:
 
     Raises:
         ConfigError: there is nothing to compile it with; a directory has no usable config, or its architecture cannot
-            be made parallel.
+            be made parallel, or its attention not be cut over context ranks.
         CheckpointError: it has no weights, damaged ones, or those of another model.
     """
     if run.train.compile:
@@ -87,7 +88,9 @@ def check_model(run: RunConfig | FineTuneConfig) -> None:
         open_directory(skeleton, Path(run.model.path))
         if run.model.lora is not None:
             add_adapters(skeleton, run.model.lora)
-        plan_for(skeleton)
+        plan = plan_for(skeleton)
+        if run.parallel.cp > 1 or run.masks_documents:
+            check_attention(skeleton, plan, run.parallel.cp)
 
 
 def build_native(run: RunConfig, mesh: Mesh, *, is_sharded: bool = True) -> nn.Module:
@@ -129,7 +132,12 @@ def find_master_dtype(run: RunConfig | FineTuneConfig) -> torch.dtype:
     return torch.promote_types(getattr(torch, run.precision.compute), torch.float32)
 
 
-def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
+def load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
+    """This rank's part of the model of a directory, with adapters where these are trained.
+
+    Raises:
+        PlaitError: on every rank: it cannot be loaded, or not be cut like this, or nothing of it is trained.
+    """
     load = (
         load_pretrained if run.model.lora is None else partial(load_with_adapters, lora=run.model.lora, seed=run.seed)
     )
@@ -139,6 +147,8 @@ def _load_directory(run: FineTuneConfig, mesh: Mesh) -> nn.Module:
         dtype=torch.float32,
         overlap=run.overlap,
         quantization=run.quantization,
+        context=run.context,
+        documents=run.masks_documents,
         sequence_parallel=run.parallel.sequence_parallel,
     )
     if not any(param.requires_grad for param in model.parameters()):

@@ -17,8 +17,9 @@ from plait.errors import ConfigError
 from plait.hf.parallelize import parallelize
 from plait.hf.stored import stored_of
 from plait.parallel.apply import ownership_of
+from plait.verify.finetune.float64 import KeepFloat64
 from plait.sharding import Kind, MeshShape, build_split
-from tests.support.architectures import VOCAB, KeepFloat64, build_model, build_skeleton, cut_as, draw_ids
+from tests.support.architectures import VOCAB, build_model, build_skeleton, cut_as, draw_ids
 
 TOLERANCE = 1e-9
 

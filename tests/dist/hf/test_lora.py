@@ -21,9 +21,10 @@ from plait.hf.stored import stored_of
 from plait.parallel.apply import mesh_of, ownership_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.shard import gather_tensor
+from plait.verify.finetune.float64 import KeepFloat64
 from plait.sharding import MeshShape
 from tests.support.adapters import build_adapted, find_base_name
-from tests.support.architectures import VOCAB, KeepFloat64, cut_as, draw_ids
+from tests.support.architectures import VOCAB, cut_as, draw_ids
 
 TOLERANCE = 1e-9
 """Of float64 sums in another order, through two layers: differences seen are some 1e-14."""

@@ -15,8 +15,9 @@ from plait.comm.mesh import build_mesh
 from plait.config.overlap import Policy
 from plait.contract.parameter import build_vocab_split
 from plait.hf.parallelize import parallelize
+from plait.verify.finetune.float64 import KeepFloat64
 from plait.sharding import MeshShape
-from tests.support.architectures import ARCHITECTURES, VOCAB, KeepFloat64, build_model, cut_as, draw_ids
+from tests.support.architectures import ARCHITECTURES, VOCAB, build_model, cut_as, draw_ids
 
 TOLERANCE = 1e-9
 """Of float64 sums in another order, through two layers: differences seen are some 1e-14."""

@@ -16,9 +16,10 @@ from plait.parallel.apply import ownership_of, record_of
 from plait.parallel.dropout import seed_dropout, set_dropout_offset
 from plait.parallel.shard import gather_tensor
 from plait.quant import scheme
+from plait.verify.finetune.float64 import KeepFloat64
 from plait.sharding import MeshShape
 from tests.support.adapters import build_adapted
-from tests.support.architectures import KeepFloat64, build_model, draw_ids
+from tests.support.architectures import build_model, draw_ids
 from tests.support.lone_mesh import build_lone_mesh
 
 TOLERANCE = 1e-9

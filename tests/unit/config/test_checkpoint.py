@@ -99,7 +99,7 @@ def test_other_commands_say_that_they_do_not_take_a_directory(run_file: Path, mo
     with pytest.raises(ConfigError) as caught:
         load_run_config(str(run_file))
     assert str(caught.value) == (
-        f'{run_file}: model.path = "{model}": only `plait train` trains a Hugging Face directory further\n\n'
+        f'{run_file}: model.path = "{model}": only `plait train` and `plait verify` take a Hugging Face directory\n\n'
         "hint: model.preset=DIR takes the shape of a Hugging Face model, without its weights"
     )
 

@@ -40,10 +40,7 @@ def list_context_conflicts(
     if seq_len < cp:
         text = f"sequences of {seq_len} tokens cannot be cut over {cp} ranks: a rank would have none"
         yield Problem("parallel.cp", text, f"use a degree of at most {seq_len}, or longer sequences")
-    if isinstance(model, CheckpointModel):
-        text = "attention of a Hugging Face model is not cut over context-parallel ranks"
-        yield Problem("parallel.cp", text, "use parallel.tp, or train a model of our own")
-    elif isinstance(model, GptConfig) and model.attention_dropout:
+    if isinstance(model, GptConfig) and model.attention_dropout:
         text = "dropout of attention probabilities is not defined where no rank ever has them all"
         yield Problem("model.attention_dropout", f"{text} (parallel.cp = {cp})", "set it to 0; model.dropout may stay")
     fewest = find_fewest_heads(model, parallel.tp)
@@ -59,15 +56,10 @@ def list_context_conflicts(
     yield from _list_compile_conflicts(train, f"parallel.cp = {cp}")
 
 
-def list_document_conflicts(
-    model: LlamaConfig | GptConfig | CheckpointModel, data: DataConfig | None, train: TrainConfig
-) -> Iterator[Problem]:
-    """Attention within documents is that of our own models."""
+def list_document_conflicts(data: DataConfig | None, train: TrainConfig) -> Iterator[Problem]:
+    """Attention within documents is computed tile by tile."""
     if data is None or not data.mask_documents:
         return
-    if isinstance(model, CheckpointModel):
-        text = "attention of a Hugging Face model is not kept within documents"
-        yield Problem("data.mask_documents", text, "leave it out, or train a model of our own")
     yield from _list_compile_conflicts(train, "data.mask_documents = true")
 
 

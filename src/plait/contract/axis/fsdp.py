@@ -123,23 +123,24 @@ def _list_backward_of(ops: tuple[Op, ...], contract: ModelContract) -> list[Coll
 
 
 def _derive_unit(run: RunConfig, contract: ModelContract, ops: Iterable[Op]) -> Unit:
-    shape, setting = run.parallel.mesh_shape, contract.setting
+    degree = run.parallel.mesh_shape.degree("dp_shard_cp")
     owned = {parameter.ownership.name: parameter.ownership for op in ops for parameter in op.parameters}
-    share = sum(count_share(each, setting.rank, shape.degree("dp_shard_cp")) for each in owned.values())
-    return build_unit(shape, share, gathered=setting.dtype, summed=setting.sum_dtype)
+    share = sum(count_share(each, contract.setting.rank, degree) for each in owned.values())
+    dtype, sum_dtype = contract.setting.dtype, contract.setting.sum_dtype
+    return build_unit(run.parallel.mesh_shape, share, gathered=dtype, summed=sum_dtype)
 
 
-def build_unit(shape: MeshShape, share: int, *, gathered: DType, summed: DType) -> Unit:
-    """What moves of a unit of which each rank has `share` elements, gathered and summed in these formats."""
-    if not share:
-        return Unit((), ())
+def build_unit(shape: MeshShape, share: int, *, gathered: DType, summed: DType, trained: int | None = None) -> Unit:
+    """What moves of a unit of which each rank has `share` elements, gathered and summed in these formats.
+
+    `trained` is how many of them have gradients, where not all have.
+    """
+    trained = share if trained is None else trained
     axis, degree, copies = shape.name("dp_shard_cp"), shape.degree("dp_shard_cp"), shape.dp_replicate
-    whole = (share * degree,)
-    total = Collective(REDUCE, "dp_replicate", copies, (share,), summed)
-    return Unit(
-        (Collective(_GATHER, axis, degree, whole, gathered),),
-        (Collective(_SCATTER, axis, degree, whole, summed), *((total,) if copies > 1 else ())),
-    )
+    total = Collective(REDUCE, "dp_replicate", copies, (trained,), summed)
+    reduces = (Collective(_SCATTER, axis, degree, (trained * degree,), summed), *((total,) if copies > 1 else ()))
+    gather = Collective(_GATHER, axis, degree, (share * degree,), gathered)
+    return Unit((gather,) if share else (), reduces if trained else ())
 
 
 def count_share(ownership: Ownership, tp_rank: int, degree: int) -> int:

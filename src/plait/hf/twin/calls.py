@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from plait.comm.agree import share_over
 from plait.comm.mesh import Mesh
 from plait.errors import ConfigError
+from plait.hf.context.calls import OwnTokens
 from plait.hf.plan import ModelPlan
 from plait.hf.twin.batch import WholeBatch
 from plait.parallel.region.arguments import Arguments, map_hidden_states
@@ -25,14 +26,16 @@ class Calls:
         self.batch = batch
         self.rates: list[tuple[str, nn.Module, str]] = []
 
-    def install(self, model: nn.Module, plan: ModelPlan) -> None:
-        """Hook this into a model."""
-        base = model.get_submodule(plan.base)
-        if self.batch.mesh.tp.degree > 1:
+    def install(self, model: nn.Module, plan: ModelPlan, own: OwnTokens | None = None) -> None:
+        """Hook this into a model, and `own` where that says where its tokens are."""
+        base, mesh = model.get_submodule(plan.base), self.batch.mesh
+        if mesh.tp.degree > 1 or own is not None:
             self.rates = list(_list_rates(model))
             for called in (model, base):
                 called.register_forward_pre_hook(self.check, with_kwargs=True)
-            model.generate = Generation(model, self.batch.mesh)  # type: ignore[assignment]
+            model.generate = Generation(model, mesh)  # type: ignore[assignment]
+        if own is not None:
+            own.install(model, base)
         model.register_forward_pre_hook(self.begin, with_kwargs=True)
         model.register_forward_hook(self.end, always_call=True)
         model.get_submodule(f"{plan.layers}.0").register_forward_pre_hook(self.enter, with_kwargs=True)

@@ -5,6 +5,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from plait.errors import ConfigError
 from plait.hf.twin.batch import WholeBatch
 from plait.parallel.loss import vocab_parallel_cross_entropy
 
@@ -33,7 +34,18 @@ class CausalLoss:
         shift_labels: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """The loss; what else a model passes on means nothing to it, as in transformers."""
+        """The loss; what else a model passes on means nothing to it, as in transformers.
+
+        Raises:
+            ConfigError: sequences are cut over context ranks, and labels are not shifted, or not counted over all.
+        """
+        degree = self.batch.mesh.cp.degree
+        if degree > 1 and (shift_labels is None or num_items_in_batch is None):
+            raise ConfigError(
+                f"labels of tokens that {degree} context ranks share: that of a last token is another rank's token, "
+                "and a mean of means is none",
+                hint="give shift_labels, shifted before plait.take_own_tokens, and num_items_in_batch, of all ranks",
+            )
         if shift_labels is None:
             shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         loss = vocab_parallel_cross_entropy(

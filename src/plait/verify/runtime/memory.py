@@ -1,9 +1,11 @@
 """Whether a verification fits this machine, known before any rank is started."""
 
+from math import prod
 from pathlib import Path
 
+from plait.checkpoint.weights import WeightFiles
 from plait.config.model import ModelConfig
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun, FineTuneConfig, RunConfig
 from plait.errors import ConfigError
 from plait.units import format_bytes
 
@@ -43,11 +45,32 @@ def check_memory(config: RunConfig) -> None:
 
 
 def _estimate_bytes(config: RunConfig, model: ModelConfig) -> int:
-    logits = config.tokens_per_step * model.vocab_size
+    return _count_bytes(config, model.num_parameters, model.vocab_size)
+
+
+def _count_bytes(config: AnyRun, num_parameters: int, vocab_size: int) -> int:
+    logits = config.tokens_per_step * vocab_size
     shape = config.parallel.mesh_shape
     processes = (1 + shape.world_size) * _BYTES_PER_PROCESS
     times = 1 if config.quantization.resolved is None else _QUANTIZED
-    return times * (model.num_parameters * _BYTES_PER_PARAMETER + logits * _BYTES_PER_LOGIT) + processes
+    return times * (num_parameters * _BYTES_PER_PARAMETER + logits * _BYTES_PER_LOGIT) + processes
+
+
+def check_directory_memory(config: FineTuneConfig) -> None:
+    """The same for a run that trains a directory further, whose weights are read as they are.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    entries = WeightFiles.from_folder(Path(config.model.path)).entries.values()
+    number = sum(prod(entry.spec.shape) for entry in entries)
+    needed, available = _count_bytes(config, number, config.model.vocab_size), _available_bytes()
+    if needed > available:
+        raise ConfigError(
+            f"verify: {number:,} parameters, sharded and as the unsharded model in float64, need about "
+            f"{format_bytes(needed)}, and {format_bytes(available)} of this machine's memory are free",
+            hint="use more memory, or a smaller model of the same architecture",
+        )
 
 
 def _with_layers(model: ModelConfig, num_layers: int) -> ModelConfig:

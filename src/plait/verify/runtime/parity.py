@@ -95,15 +95,15 @@ def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = 
         results = ranks.call(run_sharded, config=config, folder=folder)
         assembly = Assembly(folder, [result.parts for result in results])
         exact = [
-            _compare_exactly("initial weights", assembly.whole("initial"), reference.initial),
-            _compare_exactly(_name_integers(config), assembly.whole("integers"), reference.integers),
+            compare_exactly("initial weights", assembly.whole("initial"), reference.initial),
+            compare_exactly(_name_integers(config), assembly.whole("integers"), reference.integers),
         ]
-        steps = {phase: _assemble_step(assembly, phase) for phase in reference.measures}
+        steps = {phase: assemble_step(assembly, phase) for phase in reference.measures}
         if len(results) > 1:
             exact.append(ExactCheck("replicas", assembly.num_replicated, tuple(assembly.differing)))
     traces = [check for rank, result in enumerate(results) for check in _check_traces(config, rank, result)]
     if config.overlap.policy != "disabled":
-        traces += [_check_messages(rank, result) for rank, result in enumerate(results)]
+        traces += [check_messages(rank, result) for rank, result in enumerate(results)]
     if config.parallel.cp > 1 and config.context.method == "ring":
         traces += [_check_ring(config, rank, result) for rank, result in enumerate(results)]
     return Report(
@@ -124,7 +124,8 @@ def _merge_receipts(config: RunConfig, results: Sequence[RankResult]) -> Receipt
     return merge_receipts(receipts) if receipts else build_empty_receipt(config.overlap.asked)
 
 
-def _assemble_step(assembly: Assembly, phase: Phase) -> Step:
+def assemble_step(assembly: Assembly, phase: Phase) -> Step:
+    """What all ranks together computed in a phase."""
     scalars = {name: assembly.whole(phase.label(name))[name] for name in ("logits", "loss", "gradient norm")}
     gradients, updated = assembly.whole(phase.label("gradient")), assembly.whole(phase.label("update"))
     return Step(scalars["logits"], scalars["loss"], gradients, scalars["gradient norm"], updated)
@@ -153,7 +154,8 @@ def _name_integers(config: RunConfig) -> str:
     return what if choose_exact_scales(config) is config else f"{what}, scales 2**n"
 
 
-def _compare_exactly(what: str, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> ExactCheck:
+def compare_exactly(what: str, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> ExactCheck:
+    """Compare tensors by name, bit for bit."""
     differing = [
         f"{name}: {_describe_difference(actual[name], expected[name])}" if name in actual else f"{name} is missing"
         for name in expected
@@ -182,7 +184,8 @@ def _check_traces(config: RunConfig, rank: int, result: RankResult) -> Iterator[
             yield TraceCheck(rank, len(transfers), difference, "transfers", phase=phase.name)
 
 
-def _check_messages(rank: int, result: RankResult) -> TraceCheck:
+def check_messages(rank: int, result: RankResult) -> TraceCheck:
+    """Compare the messages of collective GEMMs with the schedules that ran."""
     promised = list_promised_messages(result.programs)
     moved = [each for each in result.moved if not is_of_ring(each)]
     return TraceCheck(rank, len(promised), find_message_difference(promised, moved), "messages")

@@ -1,6 +1,6 @@
 """What a rank is to issue in the step that is verified: of a packed batch that depends on where its documents end."""
 
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun, RunConfig
 from plait.contract.collective import Collective
 from plait.contract.context.attention import build_plan
 from plait.contract.context.mask import AttentionMask
@@ -20,7 +20,7 @@ def list_promised_collectives(config: RunConfig, rank: int, phase: Phase) -> tup
     place = config.parallel.mesh_shape.coordinates(rank)
     contracts = [
         derive_run_model(config, place.tp, place.cp, mask=mask, is_calibrated=phase is CALIBRATED)
-        for mask in _list_masks(config, rank, phase)
+        for mask in list_masks(config, rank, phase)
     ]
     return derive_step_collectives(config, contracts[0], place.pp, micro_batches=contracts)
 
@@ -32,7 +32,7 @@ def list_ring_messages(config: RunConfig, rank: int) -> list[Moved]:
     num_blocks = {part.index: len(part.layers) for part in select_run_parts(config, place.pp)}
     programs: list[RingProgram] = []
     for phase in list_phases(config):
-        masks = _list_masks(config, rank, phase)
+        masks = list_masks(config, rank, phase)
         for action in build_pipeline(config).list_actions(place.pp):
             needs = build_plan(order, masks[action.micro_batch], config.train.micro_batch_size).needs
             passes = [build_ring_forward(needs, order.split, place.cp)]
@@ -55,7 +55,7 @@ def is_of_ring(moved: Moved) -> bool:
     return message.tensor in (KV, DKV)
 
 
-def _list_masks(config: RunConfig, rank: int, phase: Phase) -> list[AttentionMask]:
+def list_masks(config: AnyRun, rank: int, phase: Phase) -> list[AttentionMask]:
     """What sees what in each micro-batch of the rank."""
     shape = config.parallel.mesh_shape
     place = shape.coordinates(rank)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plait.comm.mesh import Axis, Mesh, build_mesh
 from plait.comm.trace import Trace, record
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun, RunConfig
 from plait.contract.collective import Collective
 from plait.contract.context.sequences import Sequences
 from plait.contract.parameter import build_vocab_split
@@ -70,7 +70,7 @@ def run_sharded(config: RunConfig, folder: str) -> RankResult:
 
 
 @dataclass
-class _Passes:
+class Passes:
     """Looks on while collective GEMMs run, and remembers which did."""
 
     matmul: CollectiveMatmul | None
@@ -108,22 +108,22 @@ def _run_integers(config: RunConfig, mesh: Mesh, pieces: Pieces) -> None:
         pieces.add("integers", own.name, own.shape, own.intervals(mesh.tp.rank), piece.tensor)
 
 
-def _run_steps(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[list[Trace], _Passes]:
+def _run_steps(config: RunConfig, mesh: Mesh, pieces: Pieces) -> tuple[list[Trace], Passes]:
     """A step a phase, each the first of an optimizer and from the same weights: only histories go on."""
     trainer = build_trainer(config, mesh)
     record_of_model = record_of(trainer.model)
     assert record_of_model is not None
-    passes = _Passes(record_of_model.matmul)
+    passes = Passes(record_of_model.matmul)
     if passes.matmul is not None:
         passes.matmul.instrument = passes
     initial = {name: master.float() for name, master in trainer.optimizer.masters.items()}
-    _add_parameters(pieces, "initial", trainer.model, initial)
-    watched = _Watched(config, trainer, pieces)
+    add_parameters(pieces, "initial", trainer.model, initial)
+    watched = Watched(config, trainer, pieces)
     traces = []
     for phase in list_phases(config):
         _begin(config, trainer)
         traces.append(watched.step(phase))
-        _add_parameters(pieces, phase.label("update"), trainer.model, _list_local(trainer))
+        add_parameters(pieces, phase.label("update"), trainer.model, list_local(trainer))
     if passes.receipt is not None and config.overlap.strict:
         check_strict(passes.receipt)
     return traces, passes
@@ -141,10 +141,10 @@ def _begin(config: RunConfig, trainer: Trainer) -> None:
     optimizer.resume_at(0)
 
 
-class _Watched:
+class Watched:
     """A trainer whose logits, and gradients before they are clipped, are taken down."""
 
-    def __init__(self, config: RunConfig, trainer: Trainer, pieces: Pieces) -> None:
+    def __init__(self, config: AnyRun, trainer: Trainer, pieces: Pieces) -> None:
         self.config = config
         self.trainer = trainer
         self.pieces = pieces
@@ -186,7 +186,7 @@ class _Watched:
 
     def _add_gradients(self) -> None:
         optimizer, model = self.trainer.optimizer, self.trainer.model
-        _add_parameters(self.pieces, self.phase.label("gradient"), model, optimizer.list_gradients())
+        add_parameters(self.pieces, self.phase.label("gradient"), model, optimizer.list_gradients())
 
 
 class _WatchedGradients:
@@ -214,11 +214,13 @@ class _WatchedGradients:
         self.look()
 
 
-def _list_local(trainer: Trainer) -> dict[str, Tensor]:
+def list_local(trainer: Trainer) -> dict[str, Tensor]:
+    """What this rank has of every parameter that is trained."""
     return {name: local_of(param) for name, param in trainer.optimizer.parameters.items()}
 
 
-def _add_parameters(pieces: Pieces, quantity: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def add_parameters(pieces: Pieces, quantity: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Take down this rank's parts of parameters, or of what belongs to them."""
     ownership, intervals = ownership_of(model), intervals_of(model)
     for name, tensor in tensors.items():
         pieces.add(quantity, name, ownership[name].shape, intervals[name], tensor)

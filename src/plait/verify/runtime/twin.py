@@ -96,7 +96,7 @@ def _run_step(model: nn.Module, config: RunConfig, phase: Phase) -> Step:
         set_dropout_offset(model, micro_batch.first_token)
         enter_sequences(model, config.seq_len, micro_batch.documents)
         logits_TV = model(micro_batch.tokens)
-        loss = _sum_losses(logits_TV, micro_batch.targets, train)
+        loss = sum_losses(logits_TV, micro_batch.targets, train)
         loss.backward()
         logits.append(logits_TV.detach())
         losses.append(loss.detach())
@@ -105,18 +105,18 @@ def _run_step(model: nn.Module, config: RunConfig, phase: Phase) -> Step:
         param.grad /= num_targets
     gradients = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
     norm = nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm or math.inf)
-    updated = {name: _update(param.detach(), param.grad, train) for name, param in model.named_parameters()}
+    updated = {name: update_parameter(param.detach(), param.grad, train) for name, param in model.named_parameters()}
     return Step(torch.cat(logits), torch.stack(losses).sum() / num_targets, gradients, norm, updated)
 
 
-def _update(param: Tensor, gradient: Tensor | None, train: TrainConfig) -> Tensor:
+def update_parameter(param: Tensor, gradient: Tensor | None, train: TrainConfig) -> Tensor:
     """AdamW's first step; biases and norm weights do not decay."""
     assert gradient is not None
     decay = train.weight_decay if param.dim() > 1 else 0.0
     return param * (1 - train.learning_rate * decay) - train.learning_rate * derive_direction(gradient, train.eps)
 
 
-def _sum_losses(logits_TV: Tensor, targets_T: Tensor, train: TrainConfig) -> Tensor:
+def sum_losses(logits_TV: Tensor, targets_T: Tensor, train: TrainConfig) -> Tensor:
     """Cross-entropy and z-loss as torch defines them, sharing no code with the vocabulary-parallel loss."""
     logits = logits_TV if logits_TV.dtype == torch.float64 else logits_TV.float()
     smoothing, is_counted = train.label_smoothing, targets_T != IGNORE_INDEX

@@ -7,7 +7,7 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun
 from plait.parallel import rng
 from plait.parallel.context.sequences import Documents
 from plait.sharding import Interval
@@ -41,7 +41,7 @@ class Batch:
         return MicroBatch(self.tokens[rows], self.targets[rows].flatten(), position, self.documents[rows])
 
 
-def build_batch(config: RunConfig, index: int = 0) -> Batch:
+def build_batch(config: AnyRun, index: int = 0) -> Batch:
     """Ids drawn from the run's seed, the same in every process, others for each batch.
 
     It does not begin at the run's first token, which would hide a missing offset.
@@ -52,12 +52,12 @@ def build_batch(config: RunConfig, index: int = 0) -> Batch:
     targets = torch.randint(config.model.vocab_size, (tokens.numel(),), generator=draw)
     targets[_IGNORED_EVERY - 1 :: _IGNORED_EVERY] = IGNORE_INDEX
     documents: Documents = ()
-    if config.data is not None and config.data.mask_documents:
+    if config.masks_documents:
         documents = find_documents_by_end(torch.rand(shape, generator=draw) < 1 / _DOCUMENT_TOKENS)
     return Batch(tokens, targets.view(shape), (3 + index) * tokens.numel(), documents)
 
 
-def list_micro_batches(config: RunConfig, dp_rank: int, index: int = 0) -> Iterator[MicroBatch]:
+def list_micro_batches(config: AnyRun, dp_rank: int, index: int = 0) -> Iterator[MicroBatch]:
     """What `dp_rank` takes of a batch, one after the other, as in training."""
     batch, size = build_batch(config, index), config.train.micro_batch_size
     return (batch.take(first, size) for first in list_first_sequences(config, dp_rank))
@@ -65,7 +65,7 @@ def list_micro_batches(config: RunConfig, dp_rank: int, index: int = 0) -> Itera
 
 @torch.no_grad()
 def fill_generic_weight(
-    part: Tensor, name: str, shape: tuple[int, ...], intervals: tuple[Interval, ...], config: RunConfig
+    part: Tensor, name: str, shape: tuple[int, ...], intervals: tuple[Interval, ...], config: AnyRun
 ) -> None:
     """Give a part of a parameter values at which no error can hide, representable in the compute dtype and float32.
 
