@@ -66,9 +66,9 @@ def _start_local(run: RunConfig | FineTuneConfig) -> Summary:
 
 
 def _start_ranks(run: RunConfig | FineTuneConfig) -> Summary:
-    ranks = LocalRanks(
-        run.parallel.mesh_shape.world_size, timeout_s=run.train.timeout_s, start_timeout_s=run.train.start_timeout_s
-    )
+    world_size = run.parallel.mesh_shape.world_size
+    click.echo(f"starting {world_size} ranks", err=True)
+    ranks = LocalRanks(world_size, timeout_s=run.train.timeout_s, start_timeout_s=run.train.start_timeout_s)
     with ranks, StopRequest(ranks.ask_to_stop):
         summary: Summary = ranks.call(train_rank, run=run)[0]
     return summary

@@ -42,7 +42,7 @@ _TABLE_COLUMNS = 120
 @click.command("verify")
 @source_argument
 @overrides_argument
-@click.option("--tp", type=int, help="Tensor-parallel degree [default: parallel.tp of the run, or 2]")
+@click.option("--tp", type=int, help="Tensor-parallel degree [default: that of the run; of a run on one rank 2]")
 @click.option("--no-sequence-parallel", is_flag=True, help="Keep all tokens on every rank between the linears")
 @click.option("--quantization", type=click.Choice(NAMES), help="Precision recipe [default: that of the run]")
 @json_option
@@ -118,7 +118,7 @@ def _load_config(
     asked += ["parallel.sequence_parallel=false"] if no_sequence_parallel else []
     config = load_training_config(source, [*asked, *_ANY_MICRO_BATCHES])
     asked.insert(0, f"train.gradient_accumulation={config.parallel.pp}")
-    if "tp" not in config.parallel.model_fields_set:
+    if "tp" not in config.parallel.model_fields_set and config.parallel.mesh_shape.world_size == 1:
         asked.append(f"parallel.tp={_DEFAULT_TP}")
     if not any(override.startswith("train.seq_len=") for override in overrides):
         asked.append(f"train.seq_len={min(config.seq_len, _DEFAULT_SEQ_LEN)}")

@@ -44,7 +44,9 @@ class DataConfig(Section):
         if not self.paths:
             yield Problem("paths", "is empty")
         if self.kind != "tokens" and self.tokenizer is None:
-            yield Problem("tokenizer", f'is required: data of kind "{self.kind}" has to be turned into tokens')
+            text = f'is required: data of kind "{self.kind}" has to be turned into tokens'
+            hint = "name a tokenizer.json, as Hugging Face models have one, and `make demo` leaves one in runs/demo"
+            yield Problem("tokenizer", text, hint)
         if self.end_of_text_id is not None and self.kind != "tokens":
             yield Problem("end_of_text_id", "is for token files", "set end_of_text to the token that ends a document")
         if self.mask_documents and self.kind == "tokens" and self.tokenizer is None and self.end_of_text_id is None:

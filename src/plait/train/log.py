@@ -19,6 +19,8 @@ from plait.train.progress import ProgressDisplay
 from plait.train.state import Position
 from plait.train.step import StepResult
 
+_RECEIPT = "receipt.json"
+
 
 @dataclass(frozen=True)
 class Done:
@@ -48,7 +50,7 @@ class RunLog:
     ) -> None:
         folder = Path(run.out_dir) / run.name
         self.metrics_path = folder / "metrics.jsonl"
-        self.receipt_path = None if receipt is None else folder / "receipt.json"
+        self.receipt_path = None if receipt is None else folder / _RECEIPT
         self._receipt, self._notes = receipt, notes
         self._run, self._mesh, self._first_step = run, mesh, first_step
         self._is_writer = mesh.rank == 0
@@ -60,6 +62,8 @@ class RunLog:
         run, step = self._run, self._first_step
         with together(self._mesh), ExitStack() as stack:
             if self._is_writer:
+                # On another mesh the run may have had one, which tells of nothing that runs now.
+                self.metrics_path.with_name(_RECEIPT).unlink(missing_ok=True)
                 self._metrics = stack.enter_context(
                     MetricsFile(self.metrics_path, resumed_step=step, tensorboard=run.train.tensorboard)
                 )

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import build_mesh
 from plait.config.overlap import OverlapConfig
+from plait.config.parallel import ParallelConfig
 from plait.config.precision import PrecisionConfig
 from plait.config.run import RunConfig
 from plait.errors import ConfigError, TransportError
@@ -74,6 +75,15 @@ def test_strict_run_ends_after_its_first_step_and_saves_nothing(ranks: Any, tmp_
     assert read_metrics(folder / "metrics.jsonl") == []
     assert not (folder / "receipt.json").exists()
     assert not list(folder.glob("checkpoints/step-*"))
+
+
+def test_no_receipt_of_another_mesh_is_left(ranks: Any, tmp_path: Path) -> None:
+    run = build(tmp_path, policy="full", method="direct", chunks=1)
+    receipt = ranks(2).call(run_training, run=run)[0].receipt
+    assert receipt.exists()
+    alone = {"parallel": ParallelConfig(), "overlap": OverlapConfig()}
+    assert ranks(1).call(run_training, run=run.model_copy(update=alone))[0].receipt is None
+    assert not receipt.exists()
 
 
 def test_a_pipeline_has_one_receipt_of_all_its_stages(ranks: Any, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_more_micro_batches_than_ranks_need_be_no_multiple_by_1f1b() -> None:
     assert _build(2, 3).train.gradient_accumulation == 3
     with pytest.raises(ConfigError) as caught:
         load_run_config("llama-tiny", ["parallel.pp=2"])
-    assert caught.value.hint == "use at least parallel.pp = 2"
+    assert caught.value.hint == "set train.gradient_accumulation to at least 2"
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble"])

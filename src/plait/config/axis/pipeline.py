@@ -62,7 +62,8 @@ def list_pipeline_conflicts(
     refusal = find_refusal(pipeline.schedule, parallel.pp, train.gradient_accumulation)
     if refusal is not None:
         more = "at least" if pipeline.schedule == "1f1b" else "a multiple of"
-        yield Problem("train.gradient_accumulation", refusal, f"use {more} parallel.pp = {parallel.pp}")
+        hint = f"set train.gradient_accumulation to {more} {parallel.pp}"
+        yield Problem("train.gradient_accumulation", refusal, hint)
     if pipeline.schedule == "zero_bubble":
         yield from _list_split_conflicts(quantization, train)
 
