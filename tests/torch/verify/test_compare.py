@@ -7,7 +7,7 @@ import torch
 
 from plait.config.train import TrainConfig
 from plait.verify.runtime.compare import Measure, Step, derive_direction, worst_error
-from plait.verify.runtime.twin import _update
+from plait.verify.runtime.twin import update_parameter
 
 TRAIN = TrainConfig(learning_rate=1e-3, max_grad_norm=1.0)
 BUDGET = 1e-5
@@ -16,7 +16,7 @@ BUDGET = 1e-5
 def build_step(gradients, params):
     norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
     clip = min(1.0, TRAIN.max_grad_norm / float(norm))
-    updated = {name: _update(params[name], gradients[name] * clip, TRAIN) for name in params}
+    updated = {name: update_parameter(params[name], gradients[name] * clip, TRAIN) for name in params}
     return Step(torch.ones(2, 3).double(), torch.tensor(1.5).double(), gradients, norm, updated)
 
 
@@ -108,7 +108,7 @@ def test_written_out_update_is_the_first_step_of_torch_adamw():
             eps=TRAIN.eps,
             weight_decay=TRAIN.weight_decay if len(shape) > 1 else 0.0,
         ).step()
-        torch.testing.assert_close(_update(param, gradient, TRAIN), expected.detach(), rtol=1e-13, atol=0)
+        torch.testing.assert_close(update_parameter(param, gradient, TRAIN), expected.detach(), rtol=1e-13, atol=0)
 
 
 def test_direction_rises_with_the_gradient():
