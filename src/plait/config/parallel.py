@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from plait.config.section import Count, Problem, Section
-from plait.sharding import MAX_TP, MeshShape
+from plait.sharding import MAX_CP, MAX_TP, MeshShape
 
 
 class ParallelConfig(Section):
@@ -23,7 +23,7 @@ class ParallelConfig(Section):
 
     tp: Annotated[int, Field(ge=1, le=MAX_TP)] = 1
     """Tensor-parallel degree: ranks that share every layer."""
-    cp: Count = 1
+    cp: Annotated[int, Field(ge=1, le=MAX_CP)] = 1
     """Context-parallel degree: ranks (tp groups) that share every sequence."""
     dp_shard: Count = 1
     """Data-parallel degree within which the parameters are shared out (FSDP)."""

@@ -18,6 +18,9 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Every = Annotated[int, Field(ge=0)]
 """An interval in steps; 0 means never."""
 
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+"""How long something may take; what waits for it counts in a type that has no room for much more."""
+
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 

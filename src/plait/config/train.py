@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from plait.config.section import Count, Every, Probability, Section
+from plait.config.section import Count, Every, Probability, Seconds, Section
 
 Recompute = Literal["none", "selective", "full"]
 """What is computed again in backward: nothing, the attention core, or every block from its input."""
@@ -53,9 +53,9 @@ class TrainConfig(Section):
     """Steps between checks that replicated parameters are the same on all ranks."""
     log_every: Count = 1
     tensorboard: bool = False
-    timeout_s: PositiveFloat = 300.0
+    timeout_s: Seconds = 300.0
     """How long a collective waits for absent ranks."""
-    start_timeout_s: PositiveFloat = 300.0
+    start_timeout_s: Seconds = 300.0
     """How long ranks have to start and to find each other."""
     max_restarts: Annotated[int, Field(ge=0)] = 0
     """How often ranks that `plait train` starts itself are started again, from the newest checkpoint, when one of them

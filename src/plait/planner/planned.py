@@ -99,7 +99,7 @@ def derive_planned_model(model: ModelConfig, plan: PlanConfig, seq_len: int, *, 
     return _derive(model, setting, plan.fused_attention, plan.quantization)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _derive(model: ModelConfig, setting: Setting, fused_attention: bool, quantization: Quantization) -> PlannedModel:
     """`setting` is without its recipe: a name is looked up faster than a section."""
     setting = replace(setting, quantization=build_section(quantization))

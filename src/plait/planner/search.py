@@ -117,13 +117,17 @@ class _Search:
         roomy: list[Degrees] = []
         nearest: tuple[float, PlanConfig] | None = None
         for degrees in kept:
-            plans = list(list_leanest(degrees, self.task, self.fixed))
-            if not plans:
+            most: tuple[float, PlanConfig] | None = None
+            for plan in list_leanest(degrees, self.task, self.fixed):
+                margin = self.remember(plan).margin_bytes
+                if most is None or margin > most[0]:
+                    most = (margin, plan)
+                if margin >= 0:
+                    break
+            if most is None:
                 refused.append(Refusal(str(degrees), "has no plan of what is asked for", degrees=degrees))
                 continue
-            margin, leanest = max(
-                ((self.remember(plan).margin_bytes, plan) for plan in plans), key=lambda pair: pair[0]
-            )
+            margin, leanest = most
             if margin >= 0:
                 roomy.append(degrees)
                 continue

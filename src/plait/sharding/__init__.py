@@ -10,7 +10,7 @@ A local shape is written as a division, `[T/tp, D]`; an unreduced sum as `[T, D]
 
 from plait.sharding.cut import Columns, Cut, KeyValueHeads, QueryHeads
 from plait.sharding.layout import Layout
-from plait.sharding.mesh import AXES, COMBINED, MAX_TP, Coordinates, MeshAxis, MeshShape, Partition, list_parts
+from plait.sharding.mesh import AXES, COMBINED, MAX_CP, MAX_TP, Coordinates, MeshAxis, MeshShape, Partition, list_parts
 from plait.sharding.ownership import (
     HeadSplits,
     Interval,
@@ -45,6 +45,7 @@ __all__ = [
     "AXES",
     "COMBINED",
     "ENDS_AS_BLOCKS",
+    "MAX_CP",
     "MAX_TP",
     "Columns",
     "Coordinates",

@@ -9,6 +9,9 @@ from plait.errors import ShardingError
 MAX_TP = 1024
 """Ranks that may share a layer: each of them is listed in what is derived, and no machine has as many fast links."""
 
+MAX_CP = 1024
+"""Ranks that may share a sequence: each of them meets each other one in what is derived."""
+
 MeshAxis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp"]
 
 AXES: tuple[MeshAxis, ...] = get_args(MeshAxis)

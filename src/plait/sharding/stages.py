@@ -1,6 +1,7 @@
 """Which part of a model each stage of a pipeline holds, and on which rank the stage is."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 ENDS_AS_BLOCKS = 2
@@ -23,6 +24,7 @@ class StagePart:
     is_last: bool
 
 
+@lru_cache(maxsize=4096)
 def share_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
     """The blocks of each stage, in order.
 

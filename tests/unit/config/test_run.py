@@ -4,6 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from plait.config import DataConfig, ParallelConfig, PrecisionConfig, RunConfig, TrainConfig, load_preset
+from plait.config.load import load_run_config
+from plait.errors import ConfigError
 from plait.sharding import MeshShape
 
 TINY = load_preset("llama-tiny")
@@ -121,3 +123,17 @@ def test_the_data_parallel_degree_is_that_of_both_axes() -> None:
 def test_the_degree_that_became_two_is_named() -> None:
     with pytest.raises(ValidationError, match=r"dp: is now two degrees: dp_replicate .* times dp_shard"):
         ParallelConfig.model_validate({"dp": 2})
+
+
+@pytest.mark.parametrize(
+    ("override", "most"),
+    [
+        ("train.timeout_s=1e30", "1000000000"),
+        ("train.start_timeout_s=1e30", "1000000000"),
+        ("parallel.cp=1025", "1024"),
+        ("parallel.tp=1025", "1024"),
+    ],
+)
+def test_what_no_machine_can_do_is_refused_with_the_most_it_can(override: str, most: str) -> None:
+    with pytest.raises(ConfigError, match=most):
+        load_run_config("llama-tiny", [override])

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from plait.config.model import ModelConfig
 from plait.contract.op import Op
@@ -19,7 +19,7 @@ from plait.planner.step.elementwise import build_elementwise
 from plait.planner.step.linear import Direction, build_linear
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layers:
     """What one micro-batch costs: a block forward and backward (with what it computes again), and both ends."""
 
@@ -27,6 +27,16 @@ class Layers:
     backward: Cost
     embedding: Cost
     head: Cost
+
+    @cached_property
+    def weights_s(self) -> float:
+        """Of a block's backward the GEMMs that give gradients of weights."""
+        return _count_weights(self.backward)
+
+    @cached_property
+    def head_weights_s(self) -> float:
+        """Of the head those GEMMs."""
+        return _count_weights(self.head)
 
     @property
     def block(self) -> Cost:
@@ -133,3 +143,7 @@ def _build_head(where: Circumstance) -> Cost:
         parts.append(build_linear(head, direction, where, is_head=True))
     parts.append(build_cost("loss", Kind.MEMORY_BOUND, estimate_loss(where.hardware, where.contract.num_logits)))
     return join(HEAD, [*parts, *where.build_moves(list_moves(loss.forward))])
+
+
+def _count_weights(cost: Cost) -> float:
+    return sum(node.seconds * times for node, times in cost.walk() if node.kind is Kind.GEMM and node.name == "wgrad")

@@ -11,6 +11,8 @@ gathered a second time hides beneath nothing.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from plait.contract.pipeline.clock import simulate
 from plait.contract.pipeline.order import Action, Pipeline, Work
@@ -63,13 +65,31 @@ def bound_zero_bubble(pipeline: Pipeline, layers: Layers, num_layers: int) -> fl
     Its first forward is behind those of all stages before. When it sends its last gradient on, all is done but the
     weights of as many turns as there are ranks, and the ranks before it have yet to go back.
     """
-    seconds = list_stage_seconds(pipeline, layers, num_layers, 0.0)
-    pp, own = pipeline.pp, seconds[pipeline.pp - 1 :: pipeline.pp]
-    before_s = sum(each[Work.FORWARD] for each in seconds[: pp - 1])
-    busy_s = pipeline.num_micro_batches * sum(sum(each.values()) for each in own)
-    left_s = pp * max(each[Work.WEIGHT_BACKWARD] for each in own)
-    behind_s = sum(each[Work.INPUT_BACKWARD] for each in seconds[1 : pp - 1]) + seconds[0][Work.WEIGHT_BACKWARD]
+    share = _count_shares(num_layers, pipeline.pp, pipeline.num_stages)
+    forward_s, backward_s, weights_s = layers.forward.seconds, layers.backward.seconds, layers.weights_s
+    before_s = share.before * forward_s + layers.embedding.seconds / 2
+    busy_s = pipeline.num_micro_batches * (share.own * (forward_s + backward_s) + layers.head.seconds)
+    left_s = pipeline.pp * max(share.most * weights_s, share.last * weights_s + layers.head_weights_s)
+    behind_s = share.between * (backward_s - weights_s) + share.first * backward_s + layers.embedding.seconds / 2
     return before_s + busy_s - left_s + behind_s
+
+
+class _Shares(NamedTuple):
+    """Blocks of the first turn's stages before the last rank, of them between the ends, and of the last rank."""
+
+    first: int
+    before: int
+    between: int
+    own: int
+    most: int
+    last: int
+
+
+@lru_cache(maxsize=4096)
+def _count_shares(num_layers: int, pp: int, num_stages: int) -> _Shares:
+    counts = [len(part) for part in share_layers(num_layers, num_stages)]
+    own = counts[pp - 1 :: pp]
+    return _Shares(counts[0], sum(counts[: pp - 1]), sum(counts[1 : pp - 1]), sum(own), max(own), own[-1])
 
 
 def list_stage_seconds(
@@ -77,7 +97,7 @@ def list_stage_seconds(
 ) -> list[Mapping[Work, float]]:
     """What each stage takes for one micro-batch, by what is done."""
     forward_s, backward_s = layers.forward.seconds, layers.backward.seconds
-    weights_s = _count_weights(layers.backward)
+    weights_s = layers.weights_s
     listed: list[dict[Work, float]] = [
         {
             Work.FORWARD: len(part) * forward_s,
@@ -91,13 +111,8 @@ def list_stage_seconds(
     first[Work.WEIGHT_BACKWARD] = len(share_layers(num_layers, pipeline.num_stages)[0]) * backward_s
     for work in (Work.FORWARD, Work.WEIGHT_BACKWARD):
         first[work] += layers.embedding.seconds / 2
-    head_weights_s = _count_weights(layers.head)
+    head_weights_s = layers.head_weights_s
     for work in (Work.FORWARD, Work.INPUT_BACKWARD):
         last[work] += (layers.head.seconds - head_weights_s) / 2
     last[Work.WEIGHT_BACKWARD] += head_weights_s
     return list(listed)
-
-
-def _count_weights(cost: Cost) -> float:
-    """Seconds of the GEMMs that give gradients of weights."""
-    return sum(node.seconds * times for node, times in cost.walk() if node.kind is Kind.GEMM and node.name == "wgrad")
