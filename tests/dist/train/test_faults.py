@@ -128,7 +128,8 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
     ended = train(folder, capsys, "train.max_restarts=1", f"overlap.transport={transport}")
     assert ended.status == 0, ended.err
     assert ended.losses == undisturbed
-    heading = ended.err.splitlines()[0]
+    started, heading, *_ = ended.err.splitlines()
+    assert started == "starting 2 ranks"
     happened = "died: killed by SIGKILL" if what == "die" else "did not come: rank"
     assert heading.startswith(f"error: rank {rank}")
     assert happened in heading
@@ -145,7 +146,7 @@ def test_a_kill_in_a_save_that_goes_on_meanwhile_loses_that_save_alone(folder, c
     ended = train(folder, capsys, "train.max_restarts=1", "train.async_checkpoint=true")
     assert ended.status == 0, ended.err
     assert ended.losses == undisturbed
-    assert ended.err.startswith(f"error: rank {rank} (tp={rank}) died: killed by SIGKILL\n")
+    assert ended.err.startswith(f"starting 2 ranks\nerror: rank {rank} (tp={rank}) died: killed by SIGKILL\n")
 
 
 def test_without_restarts_one_error_says_what_happened_and_what_is_lost(folder, capsys):
@@ -153,7 +154,7 @@ def test_without_restarts_one_error_says_what_happened_and_what_is_lost(folder, 
     ended = train(folder, capsys)
     assert (ended.status, ended.out) == (3, "")
     assert ended.err.count("error: ") == 1
-    assert ended.err.startswith("error: rank 0 (tp=0) died: killed by SIGKILL\n")
+    assert ended.err.startswith("starting 2 ranks\nerror: rank 0 (tp=0) died: killed by SIGKILL\n")
     assert ended.err.endswith(
         "\n\nhint: step 4 was taken, step 2 is saved, 2 steps are lost; the same command goes on from there\n"
     )
