@@ -18,7 +18,7 @@ from plait.verify.finetune.sharded import DirectoryResult, run_sharded
 from plait.verify.finetune.twin import Twin, run_twin
 from plait.verify.report import ExactCheck, Report, TensorError, TraceCheck
 from plait.verify.runtime.compare import Measure, Step
-from plait.verify.runtime.parity import Ranks, assemble_step, check_messages, compare_exactly
+from plait.verify.runtime.parity import Ranks, assemble_step, check_messages, compare_exactly, describe_run
 from plait.verify.runtime.pieces import Assembly
 from plait.verify.runtime.promises import is_of_ring
 from plait.verify.runtime.recipe import FIRST
@@ -37,13 +37,14 @@ def check_directory_parity(config: FineTuneConfig, ranks: Ranks, twin: Twin | No
         assembly = Assembly(folder, [result.parts for result in results])
         initial, step = assembly.whole("initial"), assemble_step(assembly, FIRST)
     stored, budget = results[0].stored, _build_budget(config)
+    sizes = {place.name: prod(place.shape) for place in stored.values()}
     measure = Measure(_rename(twin.exact, stored), config.train, budget.value)
     rounding = {(what, name): error for what, name, error in measure.errors(_rename(twin.reordered, stored))}
     exact = [compare_exactly("initial weights", initial, _take_parts(twin.initial, stored))]
     if len(results) > 1:
         exact.append(ExactCheck("replicas", assembly.num_replicated, tuple(assembly.differing)))
     return Report(
-        _describe(config, stored),
+        describe_run(config, sum(sizes.values())),
         budget,
         tuple(TensorError(what, name, error, rounding[what, name]) for what, name, error in measure.errors(step)),
         tuple(exact),
@@ -89,23 +90,3 @@ def _build_budget(config: FineTuneConfig) -> ErrorBudget:
     # Through an adapter each linear is two GEMMs.
     num_layers = model.num_layers * (1 if model.lora is None else 2)
     return build_budget(coarsest, num_layers=num_layers, longest_sum=longest)
-
-
-def _describe(config: FineTuneConfig, stored: Mapping[str, Stored]) -> dict[str, str | int | bool]:
-    sizes = {place.name: prod(place.shape) for place in stored.values()}
-    return {
-        "model": config.name,
-        "num_layers": config.model.num_layers,
-        "num_parameters": sum(sizes.values()),
-        "mesh": str(config.parallel.mesh_shape),
-        "tp": config.parallel.tp,
-        "sequence_parallel": config.parallel.sequence_parallel,
-        "context": f"{config.context.method} {config.context.order}" if config.parallel.cp > 1 else "none",
-        "overlap": config.overlap.asked,
-        "batch": config.tokens_per_step // config.seq_len,
-        "seq_len": config.seq_len,
-        "compute": config.precision.compute,
-        "reduce": config.precision.reduce_dtype,
-        "quantization": "none",
-        "seed": config.seed,
-    }

@@ -4,8 +4,7 @@ Its parameters are named as the directory names them. Nothing of ours computes i
 function of the token.
 """
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ from plait.verify.finetune.float64 import KeepFloat64
 from plait.verify.finetune.weights import fill_weights, list_initial
 from plait.verify.runtime.compare import Step
 from plait.verify.runtime.reordering import apply_reordering
-from plait.verify.runtime.twin import sum_losses, update_parameter
+from plait.verify.runtime.twin import finish_step, sum_losses
 from plait.verify.runtime.workload import Batch, build_batch
 
 
@@ -86,23 +85,12 @@ def _compute_logits(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _run_step(model: nn.Module, config: FineTuneConfig) -> Step:
-    batch, train, params = build_batch(config), config.train, _list_trained(model)
+    batch = build_batch(config)
     set_dropout_offset(model, batch.first_token)
     with KeepFloat64():
         logits = _compute_logits(model, batch)
-    loss = sum_losses(logits, batch.targets.flatten(), train)
+    loss = sum_losses(logits, batch.targets.flatten(), config.train)
     loss.backward()  # type: ignore[no-untyped-call]
+    params = {_find_name(model, name): param for name, param in _list_trained(model).items()}
     num_targets = (batch.targets != IGNORE_INDEX).sum()
-    for param in params.values():
-        assert param.grad is not None, param.shape
-        param.grad /= num_targets
-    gradients = {name: param.grad.clone() for name, param in params.items() if param.grad is not None}
-    norm = nn.utils.clip_grad_norm_(params.values(), train.max_grad_norm or math.inf)
-    updated = {name: update_parameter(param.detach(), param.grad, train) for name, param in params.items()}
-    step = Step(logits.detach(), loss.detach() / num_targets, gradients, norm, updated)
-    names = {name: _find_name(model, name) for name in params}
-    return replace(
-        step,
-        gradients={names[name]: tensor for name, tensor in gradients.items()},
-        updated={names[name]: tensor for name, tensor in updated.items()},
-    )
+    return finish_step(params, logits.detach(), loss.detach(), num_targets, config.train)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from plait.config.run import RunConfig
+from plait.config.run import AnyRun, RunConfig
 from plait.contract.pipeline.step import derive_transfers
 from plait.contract.training import build_setting
 from plait.overlap.receipt import Receipt, build_empty_receipt
@@ -107,7 +107,7 @@ def check_parity(config: RunConfig, ranks: Ranks, reference: Reference | None = 
     if config.parallel.cp > 1 and config.context.method == "ring":
         traces += [_check_ring(config, rank, result) for rank, result in enumerate(results)]
     return Report(
-        _describe(asked),
+        describe_run(asked, asked.model.num_parameters),
         reference.budget,
         tuple(_measure_errors(steps, reference)),
         tuple(exact),
@@ -206,12 +206,13 @@ def _build_budget(config: RunConfig) -> ErrorBudget:
     return build_budget(coarsest, num_layers=model.num_layers, longest_sum=longest)
 
 
-def _describe(config: RunConfig) -> dict[str, str | int | bool]:
+def describe_run(config: AnyRun, num_parameters: int) -> dict[str, str | int | bool]:
+    """What was verified, for the head of a report."""
     recipe = config.quantization.resolved
     return {
         "model": config.name,
         "num_layers": config.model.num_layers,
-        "num_parameters": config.model.num_parameters,
+        "num_parameters": num_parameters,
         "mesh": str(config.parallel.mesh_shape),
         "tp": config.parallel.tp,
         "sequence_parallel": config.parallel.sequence_parallel,

@@ -4,7 +4,7 @@ With a recipe it is the model of `QuantizedLinear`s that `parallelize` makes on 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -100,13 +100,22 @@ def _run_step(model: nn.Module, config: RunConfig, phase: Phase) -> Step:
         loss.backward()
         logits.append(logits_TV.detach())
         losses.append(loss.detach())
-    for param in model.parameters():
-        assert param.grad is not None, param.shape
+    loss = torch.stack(losses).sum()
+    return finish_step(dict(model.named_parameters()), torch.cat(logits), loss, num_targets, train)
+
+
+def finish_step(
+    params: Mapping[str, nn.Parameter], logits: Tensor, loss: Tensor, num_targets: Tensor, train: TrainConfig
+) -> Step:
+    """What comes of the sums of losses and gradients over all targets: means, their norm, and one update."""
+    gradients: dict[str, Tensor] = {}
+    for name, param in params.items():
+        assert param.grad is not None, name
         param.grad /= num_targets
-    gradients = {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
-    norm = nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm or math.inf)
-    updated = {name: update_parameter(param.detach(), param.grad, train) for name, param in model.named_parameters()}
-    return Step(torch.cat(logits), torch.stack(losses).sum() / num_targets, gradients, norm, updated)
+        gradients[name] = param.grad.clone()
+    norm = nn.utils.clip_grad_norm_(params.values(), train.max_grad_norm or math.inf)
+    updated = {name: update_parameter(param.detach(), param.grad, train) for name, param in params.items()}
+    return Step(logits, loss / num_targets, gradients, norm, updated)
 
 
 def update_parameter(param: Tensor, gradient: Tensor | None, train: TrainConfig) -> Tensor:
