@@ -15,6 +15,12 @@ from plait.parallel.context import ring, sequences
 from plait.parallel.context.core import ContextParallelAttention
 from plait.sharding import Kind
 from plait.train import step
+from tests.support.context_faults import (
+    count_positions_from_zero,
+    forget_documents,
+    keep_gradients_of_own_keys_only,
+    take_labels_of_another_rank,
+)
 from tests.support.mutations import Slip
 from tests.support.verification import build_config, verify
 
@@ -23,48 +29,8 @@ PACKED = ('data.kind="tokens"', 'data.paths=["none.npy"]', "data.end_of_text_id=
 GPT = ("model.attention_dropout=0.0", *SMALL)
 
 
-def count_positions_from_zero() -> AbstractContextManager[Any]:
-    build = lambda found, batch, device: torch.arange(found.num_own, device=device)  # noqa: E731
-    return patch.object(sequences, "_build_positions", build)
-
-
 def draw_masks_by_own_place() -> AbstractContextManager[Any]:
     return patch.object(dropout.Dropout, "_list_runs", lambda self, mesh, own: [own])
-
-
-def take_labels_of_another_rank() -> AbstractContextManager[Any]:
-    take = step.take_own
-
-    def take_wrongly(x: Any, order: Any, rank: int) -> Any:
-        is_target = bool((x == step.IGNORE_INDEX).any())
-        return take(x, order, 1 - rank if is_target else rank)
-
-    return patch.object(step, "take_own", take_wrongly)
-
-
-def forget_documents() -> AbstractContextManager[Any]:
-    attend = ContextParallelAttention.forward
-
-    def forward(self: ContextParallelAttention, *args: Any) -> Any:
-        found = self.mesh.sequences
-        self.mesh.sequences = type(found)(found.order, found.rank, AttentionMask())
-        try:
-            return attend(self, *args)
-        finally:
-            self.mesh.sequences = found
-
-    return patch.object(ContextParallelAttention, "forward", forward)
-
-
-def keep_gradients_of_own_keys_only() -> AbstractContextManager[Any]:
-    sum_all = ring._Backward.sum
-
-    def sum_own(self: Any, wish: Any) -> None:
-        sum_all(self, wish)
-        if wish.owner == self.site.axis.rank:
-            self.sums = {wish.owner: self.sums[wish.owner] * 0.5}
-
-    return patch.object(ring._Backward, "sum", sum_own)
 
 
 FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, tuple[str, ...]]] = {

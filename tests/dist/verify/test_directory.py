@@ -23,6 +23,12 @@ from plait.verify.finetune.parity import check_directory_parity
 from plait.verify.finetune.promises import Promises
 from plait.verify.finetune.twin import Twin, run_twin
 from plait.verify.report import Report
+from tests.support.context_faults import (
+    count_positions_from_zero,
+    forget_documents,
+    keep_gradients_of_own_keys_only,
+    take_labels_of_another_rank,
+)
 from tests.support.hf_models import save_hf_model
 from tests.support.mutations import MutatedRanks, Slip
 
@@ -137,46 +143,6 @@ def test_what_is_promised_is_what_a_model_of_our_own_promises(verify, method, re
     owned = {name: Owned(Ownership(name, tuple(p.shape)), True) for name, p in promises.model.named_parameters()}
     promised = derive_directory_collectives(run, promises.describe(owned, 0))
     assert promised == derive_step_collectives(own, derive_run_model(own))
-
-
-def count_positions_from_zero() -> AbstractContextManager[Any]:
-    build = lambda found, batch, device: torch.arange(found.num_own, device=device)  # noqa: E731
-    return patch.object(sequences, "_build_positions", build)
-
-
-def take_labels_of_another_rank() -> AbstractContextManager[Any]:
-    take = step.take_own
-
-    def take_wrongly(x: Any, order: Any, rank: int) -> Any:
-        is_target = bool((x == step.IGNORE_INDEX).any())
-        return take(x, order, 1 - rank if is_target else rank)
-
-    return patch.object(step, "take_own", take_wrongly)
-
-
-def keep_gradients_of_own_keys_only() -> AbstractContextManager[Any]:
-    sum_all = ring._Backward.sum
-
-    def sum_own(self: Any, wish: Any) -> None:
-        sum_all(self, wish)
-        if wish.owner == self.site.axis.rank:
-            self.sums = {wish.owner: self.sums[wish.owner] * 0.5}
-
-    return patch.object(ring._Backward, "sum", sum_own)
-
-
-def forget_documents() -> AbstractContextManager[Any]:
-    attend = ContextParallelAttention.forward
-
-    def forward(self: ContextParallelAttention, *args: Any, **kwargs: Any) -> Any:
-        found = self.mesh.sequences
-        self.mesh.sequences = type(found)(found.order, found.rank, AttentionMask())
-        try:
-            return attend(self, *args, **kwargs)
-        finally:
-            self.mesh.sequences = found
-
-    return patch.object(ContextParallelAttention, "forward", forward)
 
 
 FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, tuple[str, ...]]] = {
