@@ -97,18 +97,18 @@ def list_stage_seconds(
 ) -> list[Mapping[Work, float]]:
     """What each stage takes for one micro-batch, by what is done."""
     forward_s, backward_s = layers.forward.seconds, layers.backward.seconds
-    weights_s = layers.weights_s
+    weights_s, parts = layers.weights_s, share_layers(num_layers, pipeline.num_stages)
     listed: list[dict[Work, float]] = [
         {
             Work.FORWARD: len(part) * forward_s,
             Work.INPUT_BACKWARD: len(part) * (backward_s - weights_s),
             Work.WEIGHT_BACKWARD: len(part) * (weights_s + again_s),
         }
-        for part in share_layers(num_layers, pipeline.num_stages)
+        for part in parts
     ]
     first, last = listed[0], listed[-1]
     first[Work.INPUT_BACKWARD] = 0.0
-    first[Work.WEIGHT_BACKWARD] = len(share_layers(num_layers, pipeline.num_stages)[0]) * backward_s
+    first[Work.WEIGHT_BACKWARD] = len(parts[0]) * backward_s
     for work in (Work.FORWARD, Work.WEIGHT_BACKWARD):
         first[work] += layers.embedding.seconds / 2
     head_weights_s = layers.head_weights_s
