@@ -62,8 +62,9 @@ class RunLog:
         run, step = self._run, self._first_step
         with together(self._mesh), ExitStack() as stack:
             if self._is_writer:
-                # On another mesh the run may have had one, which tells of nothing that runs now.
-                self.metrics_path.with_name(_RECEIPT).unlink(missing_ok=True)
+                if self.receipt_path is None:
+                    # On another mesh the run may have had one, which tells of nothing that runs now.
+                    self.metrics_path.with_name(_RECEIPT).unlink(missing_ok=True)
                 self._metrics = stack.enter_context(
                     MetricsFile(self.metrics_path, resumed_step=step, tensorboard=run.train.tensorboard)
                 )

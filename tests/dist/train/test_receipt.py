@@ -86,6 +86,12 @@ def test_no_receipt_of_another_mesh_is_left(ranks: Any, tmp_path: Path) -> None:
     assert not receipt.exists()
 
 
+def test_a_run_that_has_nothing_left_to_do_keeps_its_receipt(ranks: Any, tmp_path: Path) -> None:
+    run = build(tmp_path, policy="full", method="direct", chunks=1)
+    text = ranks(2).call(run_training, run=run)[0].receipt.read_text()
+    assert ranks(2).call(run_training, run=run)[0].receipt.read_text() == text
+
+
 def test_a_pipeline_has_one_receipt_of_all_its_stages(ranks: Any, tmp_path: Path) -> None:
     """The lines of a run without stages, all of them measured: what is sent and how does not depend on stages."""
     told = []
