@@ -6,7 +6,6 @@ The vocabulary of the ends is cut: embedding, LM head and cross entropy.
 """
 
 import torch
-import torch.nn.functional as F
 from plait import (
     Column,
     KeyValueHeads,
@@ -23,9 +22,14 @@ from plait.config.overlap import OverlapConfig
 from torch import nn
 
 from harness import torch_reference
-from harness.torch_reference import DTYPES, Head, init_gloo, named_weights, tensor
+from harness.torch_reference import DTYPES, Head, init_gloo, named_weights, sdpa, tensor
 from harness.torch_steps import make_step
 from harness.workitem import WorkItem
+
+
+def split_heads(y: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[T, n*head_dim] of one sequence -> [1, n, T, head_dim]."""
+    return y.view(1, y.shape[0], -1, head_dim).transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -41,9 +45,9 @@ class Attention(nn.Module):
         self.wo = nn.Linear(query_width, item.hidden, bias=False)
 
     def forward(self, x):
-        q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)[None] for w in (self.wq, self.wk, self.wv))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.wo(y[0].transpose(0, 1).flatten(1))
+        q, k, v = (split_heads(w(x), self.head_dim) for w in (self.wq, self.wk, self.wv))
+        y = sdpa(q, k, v)
+        return self.wo(y.transpose(1, 2).reshape(y.shape[2], -1))
 
 
 class Block(torch_reference.Block):

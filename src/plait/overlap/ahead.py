@@ -73,7 +73,7 @@ def put_begun(group: dist.ProcessGroup, begun: Begun) -> None:
 
 def take_begun(group: dist.ProcessGroup | None, this: Next | None) -> Begun | None:
     """What the pass before has begun for `this` one; anything else that it has begun is drained."""
-    begun = None if group is None else _on_the_way.pop(group, None)
+    begun = _on_the_way.pop(group, None) if _on_the_way and group is not None else None
     if begun is None or begun.following is this:
         return begun
     begun.drain()

@@ -127,13 +127,14 @@ class CollectiveMatmul:
         self.running, instrument = program, self.instrument
         if instrument is not None:
             gemms = instrument.enter(what, gemms)
-        dtypes = (None if shard is None else shard.dtype, None if addends is None else addends.dtype)
         # What was begun was agreed on when it was; another collective might overtake it on some ranks.
-        if begun is None and chosen.ran.get(dtypes) is not program and program.flows:
-            name = FUSED if chosen.is_fused else chosen.transport.capability.name
-            ahead_shard = None if program.ahead is None or following is None else following.shard
-            check_agreement(program, name, self.axis, shard, addends, what.site.label, ahead_shard)
-            chosen.ran[dtypes] = program
+        if begun is None and program.flows:
+            dtypes = (None if shard is None else shard.dtype, None if addends is None else addends.dtype)
+            if chosen.ran.get(dtypes) is not program:
+                name = FUSED if chosen.is_fused else chosen.transport.capability.name
+                ahead_shard = None if program.ahead is None or following is None else following.shard
+                check_agreement(program, name, self.axis, shard, addends, what.site.label, ahead_shard)
+                chosen.ran[dtypes] = program
         ahead = None
         if chosen.is_fused:
             outcome = run_fused(chosen.work, gemms, self.axis, shard, what.site.label)

@@ -1,9 +1,8 @@
 """The one interpreter of schedules: takes the steps of a program in order, over whatever transport."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +25,7 @@ class Rows(Protocol):
         """Compute `rows`: from the gathered `full` where it reads that, into `partial` where others sum it."""
 
 
-@dataclass(frozen=True)
-class Addends:
+class Addends(NamedTuple):
     """The rows that are to be reduced: `[T, width]`."""
 
     width: int
@@ -35,8 +33,7 @@ class Addends:
     device: torch.device
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """A gather to be begun for the next run.
 
     Attributes:
@@ -48,8 +45,7 @@ class Start:
     label: str
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a run gives.
 
     Attributes:
@@ -85,8 +81,7 @@ class Instrument(Observer, Protocol):
         """Told that the run has ended."""
 
 
-@dataclass(frozen=True)
-class Sessions:
+class Sessions(NamedTuple):
     """What moves in one run.
 
     Attributes:
@@ -97,6 +92,9 @@ class Sessions:
     reduce: ReduceSession | None
     ahead: PiecewiseGather | None
     by_tensor: Mapping[str, Any]
+
+
+_NOTHING_MOVES = Sessions(None, None, None, {})
 
 
 def execute(
@@ -127,6 +125,8 @@ def open_sessions(
     start: Start | None = None,
 ) -> Sessions:
     """Begin with all that moves: `shard` may have been begun before, `start` is what is begun for later."""
+    if not program.flows and program.ahead is None:
+        return _NOTHING_MOVES
     gather: GatherSession | None = None
     reduce: ReduceSession | None = None
     by_tensor: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def take_steps(
         is_wait = type(step) in _WAITS
         is_timed = is_wait or observer is not None
         start_s = perf_counter() if is_timed else 0.0
-        if isinstance(step, Multiply):
+        if type(step) is Multiply:
             # Asked for each time: what a library gathered is a tensor of its own.
             full = gather.full if gather else None
             gemms[step.gemm](step.rows, full, partial, accumulates=step.accumulates)

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from plait.comm.autograd.once import once_differentiable
 from plait.comm.mesh import Mesh
 from plait.errors import ConfigError
 from plait.parallel.vocab import OwnTargets, VocabShard, build_vocab_shard, iterate_shifted

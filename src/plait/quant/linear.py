@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from plait.comm.autograd.once import once_differentiable
 from plait.config.recipe import Recipe
 from plait.contract.quantization import list_orientations
 from plait.errors import ShardingError

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.comm.autograd import redistribute
+from plait.comm.autograd.once import once_differentiable
 from plait.contract.context.heads import build_exchange_heads
 from plait.contract.context.tiles import Tile
 from plait.parallel.context.context import Site

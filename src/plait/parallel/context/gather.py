@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.comm import collectives
+from plait.comm.autograd.once import once_differentiable
 from plait.parallel.context.context import Site
 from plait.parallel.context.packed import pack, unpack
 from plait.parallel.context.tile import Accumulator, attend_tiles, attend_tiles_backward, build_rows

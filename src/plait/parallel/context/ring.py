@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.comm import trace
+from plait.comm.autograd.once import once_differentiable
 from plait.contract.context.traffic import DKV, KV
 from plait.parallel.context.context import Site
 from plait.parallel.context.link import RecordedLink

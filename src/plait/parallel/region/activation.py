@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from plait.comm.autograd.once import once_differentiable
 from plait.sharding import Interval
 
 

@@ -17,6 +17,9 @@ from plait.parallel.tokens import current_tokens
 from plait.schedule.work import Operation
 from plait.sharding import Partial, Placement, Replicate, Shard, Transition, derive_transition
 
+_MAX_PASSES = 1024
+"""Batches of ever new sizes are not to fill the memory."""
+
 
 @dataclass(frozen=True)
 class Boundary(Handled):
@@ -32,8 +35,8 @@ class Boundary(Handled):
     site: Site
     matmul: CollectiveMatmul
     quantizer: Quantizer = field(default=PLAIN)
-    _sites: dict[torch.dtype, Site] = field(default_factory=dict, compare=False, repr=False)
-    """By the dtype of the tensors of a pass: it decides what rows weigh and cost."""
+    _passes: dict[tuple[object, ...], Pass] = field(default_factory=dict, compare=False, repr=False)
+    """By all that tells them apart here."""
 
     @classmethod
     def build_entry(
@@ -98,8 +101,16 @@ class Boundary(Handled):
     def build_pass(
         self, operation: Operation, num_rows: int, dtype: torch.dtype, needs: tuple[bool, bool] = (True, True)
     ) -> Pass:
-        """A pass of the linears here over `dtype` tensors; `needs` says whether a backward computes dgrad and wgrad."""
-        site = self._sites.get(dtype)
-        if site is None:
-            site = self._sites[dtype] = replace(self.site, dtype=cast(DType, str(dtype).removeprefix("torch.")))
-        return Pass(operation, site, self.transition, num_rows, *needs, unit=self.mesh.token_unit)
+        """A pass of the linears here over `dtype` tensors; `needs` says whether a backward computes dgrad and wgrad.
+
+        The same one each time: it decides what rows weigh and cost, and is looked up whenever the linears run.
+        """
+        key = (operation._value_, num_rows, dtype, needs, self.mesh.token_unit)
+        known = self._passes.get(key)
+        if known is None:
+            if len(self._passes) >= _MAX_PASSES:
+                self._passes.clear()
+            site = replace(self.site, dtype=cast(DType, str(dtype).removeprefix("torch.")))
+            known = Pass(operation, site, self.transition, num_rows, *needs, unit=self.mesh.token_unit)
+            self._passes[key] = known
+        return known

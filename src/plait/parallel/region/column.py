@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plait.comm import collectives
+from plait.comm.autograd.once import once_differentiable
 from plait.comm.handle import Handled
 from plait.comm.mesh import Axis
 from plait.overlap.ahead import Next
@@ -17,7 +17,7 @@ from plait.parallel.region.activation import ActivationGradient, PointwiseActiva
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import ColumnDgrad, ColumnForward, ColumnWgrad
 from plait.parallel.region.half import is_split, select_half
-from plait.parallel.region.matrix import keep_full, payload_of, sum_rows
+from plait.parallel.region.matrix import flatten, keep_full, payload_of, sum_rows, unflatten
 from plait.parallel.region.quantizer import Kept, Needs
 from plait.schedule.work import Operation
 from plait.sharding import Interval, Invariant, Replicate, derive_transition
@@ -43,8 +43,7 @@ class ColumnGroup(Handled):
     activation: PointwiseActivation | None = None
 
 
-@dataclass(frozen=True)
-class Operands:
+class Operands(NamedTuple):
     """What a pass forward through a group reads: the input, `[T/tp, D]` (or whole), and each member's parameters."""
 
     x: Tensor
@@ -53,8 +52,7 @@ class Operands:
     biases: Sequence[Tensor | None]
 
 
-@dataclass(frozen=True)
-class Outputs:
+class Outputs(NamedTuple):
     """What a group gives.
 
     Attributes:
@@ -68,8 +66,7 @@ class Outputs:
     activated: Tensor | None
 
 
-@dataclass(frozen=True)
-class OutputGradients:
+class OutputGradients(NamedTuple):
     """What came back for each of `Outputs`; None where nothing did."""
 
     x_full: Tensor | None
@@ -77,8 +74,7 @@ class OutputGradients:
     activated: Tensor | None
 
 
-@dataclass(frozen=True)
-class Gradients:
+class Gradients(NamedTuple):
     """Those that are wanted and exist."""
 
     x: Tensor | None
@@ -100,9 +96,9 @@ def run_forward(
         reading.x,
         reading.weights,
         operands.biases,
-        [output.flatten(0, -2) for output in outputs],
+        [flatten(output) for output in outputs],
         activation,
-        None if activated is None else activated.flatten(0, -2),
+        None if activated is None else flatten(activated),
     )
     what = group.entry.build_pass(Operation.COLUMN_FORWARD, num_rows, x.dtype)
     outcome = group.entry.matmul.run(what, gemms={"forward": gemm}, shard=payload_of(gemm.x))
@@ -110,7 +106,7 @@ def run_forward(
     if keeps_full:
         # In all-reduce mode what is outside is what is inside, unless that is quantized.
         read = keep_full(gemm.x, outcome, x.dtype)
-        full = x if read is None else read if group.entry.is_sharded else read.view(x.shape)
+        full = x if read is None else read if group.entry.is_sharded else unflatten(read, x.shape)
     return Outputs(full, outputs, activated), reading.kept, Kept(reading.memory, x.shape, num_rows)
 
 
@@ -131,7 +127,7 @@ def run_backward(
     members: Sequence[Tensor | None] = _flatten(grads.members) if activation is None else activation.grads
     reading = group.entry.quantizer.read_gradients(members, kept.memory, needs, activation)
     # All of dgrad goes before any of wgrad in every schedule: an input that wants none leaves the rows to wgrad.
-    (grad_x_full,) = _flatten([grads.x_full])
+    grad_x_full = None if grads.x_full is None else flatten(grads.x_full)
     dgrad = ColumnDgrad(reading.dgrad, factors, grad_x_full, reading.activation)
     wgrad = ColumnWgrad.build(x, reading.wgrad, weights, needs.weights, None if needs.x else reading.activation)
     outcome = group.entry.matmul.run(
@@ -143,21 +139,15 @@ def run_backward(
     )
     if reading.activation is not None and not needs.x and not any(needs.weights):
         reading.activation.fill(Interval(0, num_rows))
-    grad_biases = [
-        sum_rows(grad, None, like.dtype) if wanted and grad is not None else None
-        for grad, wanted in zip(reading.biases, needs.biases, strict=True)
-    ]
-    label = group.entry.name
-    return Gradients(
-        None if outcome.total is None else outcome.total.view(kept.shape),
-        *zip(
-            *(
-                [_sum_shared(grad, axis, label) for grad in pair]
-                for *pair, axis in zip(wgrad.grad_weights, grad_biases, group.shared_over, strict=True)
-            ),
-            strict=True,
-        ),
-    )
+    grad_weights: list[Tensor | None] = []
+    grad_biases: list[Tensor | None] = []
+    for member, axis in enumerate(group.shared_over):
+        read_bias = reading.biases[member] if needs.biases[member] else None
+        grad_bias = None if read_bias is None else sum_rows(read_bias, None, like.dtype)
+        grad_weights.append(_sum_shared(wgrad.grad_weights[member], axis, group.entry.name))
+        grad_biases.append(_sum_shared(grad_bias, axis, group.entry.name))
+    grad_x = None if outcome.total is None else unflatten(outcome.total, kept.shape)
+    return Gradients(grad_x, grad_weights, grad_biases)
 
 
 class ColumnGroupFunction(torch.autograd.Function):
@@ -226,11 +216,12 @@ def _find_needs(ctx: Any, members: int, *, has_backward: bool) -> Needs:
 
 def _find_backward(group: ColumnGroup, kept_x: Tensor | None, num_rows: int, needs: Needs, like: Tensor) -> Next | None:
     """The pass that follows that of the next row linear in backward, where it gathers something and may be known."""
-    # Where saved tensors go elsewhere (checkpointing, offloading), to hold on to one would be to keep it here.
-    is_kept_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     # Behind a head comes a loss, and no row linear.
     is_last = group.entry.site.region == "head"
-    if not (needs.x and any(needs.weights) and group.entry.is_sharded) or is_last or is_kept_elsewhere:
+    if not (needs.x and any(needs.weights) and group.entry.is_sharded) or is_last:
+        return None
+    # Where saved tensors go elsewhere (checkpointing, offloading), to hold on to one would be to keep it here.
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return None
     assert kept_x is not None, group.entry.name
     what = group.entry.build_pass(Operation.COLUMN_BACKWARD, num_rows, like.dtype)
@@ -243,13 +234,13 @@ def _build_activation_gradient(
     """None where nothing came back through the activation: it was not called with these outputs."""
     if group.activation is None or grads.activated is None:
         return None
-    inputs = [output.flatten(0, -2) for output in outputs]
+    inputs = [flatten(output) for output in outputs]
     own = [torch.empty_like(each) for each in inputs]
-    return ActivationGradient(group.activation, grads.activated.flatten(0, -2), inputs, _flatten(grads.members), own)
+    return ActivationGradient(group.activation, flatten(grads.activated), inputs, _flatten(grads.members), own)
 
 
 def _flatten(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if each is None else each.flatten(0, -2) for each in tensors]
+    return [None if each is None else flatten(each) for each in tensors]
 
 
 def _sum_shared(grad: Tensor | None, axis: Axis | None, label: str) -> Tensor | None:

@@ -6,8 +6,7 @@ are tensors as they are, or quantized ones.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -17,8 +16,7 @@ from plait.parallel.region.matrix import Factor, Matrix, multiply, take, take_ro
 from plait.sharding import Interval
 
 
-@dataclass(frozen=True)
-class ColumnForward:
+class ColumnForward(NamedTuple):
     """`y = x @ w.T + bias` for every member of a gather group, and the activation of these while they are in cache."""
 
     x: Matrix
@@ -48,8 +46,7 @@ class ColumnForward:
             self.activation.compute(*self.outputs, out=self.activated)
 
 
-@dataclass(frozen=True)
-class ColumnDgrad:
+class ColumnDgrad(NamedTuple):
     """`dx = sum of dy @ w` over the members, and what the gathered input's other readers sent back.
 
     Where `activation` is given, it fills the rows of `dy` first.
@@ -92,8 +89,7 @@ class ColumnDgrad:
         return (grads[0], weights[0]) if len(present) == 1 else (torch.cat(grads, dim=1), torch.cat(weights))
 
 
-@dataclass(frozen=True)
-class ColumnWgrad:
+class ColumnWgrad(NamedTuple):
     """`dw = dy.T @ x` for every member whose weight wants it.
 
     Where `activation` is given, because no dgrad has run before, it fills the rows of `dy` first.
@@ -129,8 +125,7 @@ class ColumnWgrad:
                 multiply(take(grad, rows).T, operand, grad_weight if accumulates else None, out=grad_weight)
 
 
-@dataclass(frozen=True)
-class RowForward:
+class RowForward(NamedTuple):
     """`y = x @ w.T`, an addend."""
 
     x: Matrix
@@ -152,8 +147,7 @@ class RowForward:
         return self.x, self.weight.T
 
 
-@dataclass(frozen=True)
-class RowDgrad:
+class RowDgrad(NamedTuple):
     """`dx = dy @ w`."""
 
     grad_y: Matrix | None
@@ -177,8 +171,7 @@ class RowDgrad:
         _put(product, None, out=self.grad_x)
 
 
-@dataclass(frozen=True)
-class RowWgrad:
+class RowWgrad(NamedTuple):
     """`dw = dy.T @ x`."""
 
     grad_y: Matrix | None

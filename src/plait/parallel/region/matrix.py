@@ -70,7 +70,18 @@ def take(matrix: Matrix | None, rows: Interval, full: Tensor | None = None) -> F
 def take_rows(x: Tensor, rows: Interval) -> Tensor:
     """These rows of a tensor."""
     # Slicing costs as much as a small GEMM.
-    return x if len(rows) == x.shape[0] else x.narrow(0, rows.start, len(rows))
+    start, stop = rows.start, rows.stop
+    return x if stop - start == x.shape[0] else x[start:stop]
+
+
+def flatten(x: Tensor) -> Tensor:
+    """`[R, width]` of a tensor of any leading dims; itself where it is that already, which costs nothing to see."""
+    return x if x.dim() == 2 else x.flatten(0, -2)
+
+
+def unflatten(x: Tensor, shape: torch.Size) -> Tensor:
+    """`[R, width]` in the shape of what it belongs to."""
+    return x if len(shape) == 2 else x.view(shape)
 
 
 def multiply(a: Factor, b: Factor, addend: Tensor | None, *, out: Tensor) -> None:

@@ -1,14 +1,13 @@
 """Between tensors and the GEMMs of a region: what these read of them, what moves, and what is kept for backward."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from plait.parallel.region.activation import ActivationGradient
-from plait.parallel.region.matrix import Factor, Matrix
+from plait.parallel.region.matrix import Factor, Matrix, flatten
 
 
 class Needs(NamedTuple):
@@ -24,8 +23,7 @@ class Needs(NamedTuple):
     is_recorded: bool = True
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """What a forward pass leaves to its backward, beside what autograd keeps.
 
     Attributes:
@@ -96,14 +94,14 @@ class PlainQuantizer:
 
     def read(self, x: Tensor, num_rows: int, weights: Sequence[Tensor], needs: Needs) -> Reading:
         """The tensors themselves."""
-        return Reading(x.flatten(0, -2), weights, x, None)
+        return Reading(flatten(x), weights, x, None)
 
     def read_again(
         self, kept: Tensor | None, memory: Any, weights: Sequence[Tensor], needs: Needs
     ) -> tuple[Matrix | None, Sequence[Factor]]:
         """The tensors themselves."""
         assert kept is not None
-        return kept.flatten(0, -2), weights
+        return flatten(kept), weights
 
     def read_gradients(
         self,

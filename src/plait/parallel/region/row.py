@@ -4,14 +4,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from plait.comm.autograd.once import once_differentiable
 from plait.overlap.ahead import Next
 from plait.overlap.execute import Addends
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.gemm import RowDgrad, RowForward, RowWgrad
 from plait.parallel.region.half import is_split, select_half
-from plait.parallel.region.matrix import payload_of, sum_rows
+from plait.parallel.region.matrix import flatten, payload_of, sum_rows, unflatten
 from plait.parallel.region.quantizer import Kept, Needs
 from plait.schedule.work import Operation
 
@@ -49,7 +49,7 @@ def run_backward(
     """Gather the gradient, and multiply it with the weight and with the input."""
     (needs_weight,), (needs_bias,) = needs.weights, needs.biases
     x, (factor,) = exit.quantizer.read_again(kept_x, kept.memory, [weight], needs)
-    reading = exit.quantizer.read_gradients([grad_y.flatten(0, -2)], kept.memory, needs, None)
+    reading = exit.quantizer.read_gradients([flatten(grad_y)], kept.memory, needs, None)
     (grad,) = reading.biases
     assert grad is not None, exit.name
     dgrad = RowDgrad(
@@ -63,7 +63,8 @@ def run_backward(
         following=following,
     )
     grad_bias = sum_rows(grad, outcome.full, weight.dtype) if needs_bias else None
-    return None if dgrad.grad_x is None else dgrad.grad_x.view(kept.shape), wgrad.grad_weight, grad_bias
+    grad_x = None if dgrad.grad_x is None else unflatten(dgrad.grad_x, kept.shape)
+    return grad_x, wgrad.grad_weight, grad_bias
 
 
 class RowFunction(torch.autograd.Function):
