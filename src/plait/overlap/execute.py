@@ -164,21 +164,19 @@ def take_steps(
     gather, reduce, by_tensor = sessions.gather, sessions.reduce, sessions.by_tensor
     partial, exposed_s = reduce.partial if reduce else None, 0.0
     for step in program.steps:
-        is_wait = type(step) in _WAITS
-        is_timed = is_wait or observer is not None
-        start_s = perf_counter() if is_timed else 0.0
-        if type(step) is Multiply:
+        kind = type(step)
+        is_wait = kind in _WAITS
+        start_s = perf_counter() if is_wait or observer is not None else 0.0
+        if isinstance(step, Multiply):
             # Asked for each time: what a library gathered is a tensor of its own.
-            full = gather.full if gather else None
+            full = gather.full if gather is not None else None
             gemms[step.gemm](step.rows, full, partial, accumulates=step.accumulates)
         else:
-            TAKE[type(step)](by_tensor, step)
-        if is_timed:
-            end_s = perf_counter()
-            if is_wait:
-                exposed_s += end_s - start_s
-            if observer is not None:
-                observer.note(step, start_s, end_s)
+            TAKE[kind](by_tensor, step)
+        if is_wait:
+            exposed_s += perf_counter() - start_s
+        if observer is not None:
+            observer.note(step, start_s, perf_counter())
     total = None
     if reduce is not None:
         total = reduce.total

@@ -102,7 +102,7 @@ def derive_costs(transport: str, work: Work, site: Site, rates: Rates) -> Costs:
     }
     return Costs(
         gemm_s, row_bytes,
-        latency_s=link.latency_s, bytes_per_s=link.bytes_per_s, add_row_s=add_row_s,
+        latency_s=link.latency_s, bytes_per_s=link.bytes_per_s, add_s=link.add_s, add_row_s=add_row_s,
         step_s=link.step_s, collect_s=collect_s, contention=link.contention,
     )  # fmt: skip
 

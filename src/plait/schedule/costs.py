@@ -17,6 +17,7 @@ class Costs:
         row_bytes: per tensor, what a row of it is on its way: of sums, in the dtype that carries them.
         latency_s: from the last byte sent to the last byte there.
         bytes_per_s: of a link, in either direction.
+        add_s: a sum, however small.
         add_row_s: adding one row to another.
         step_s: what the host spends on every receive, send and wait.
         collect_s: per tensor, the library's collective as a whole.
@@ -28,6 +29,7 @@ class Costs:
     row_bytes: Mapping[str, float] = field(default_factory=dict)
     latency_s: float = 0.0
     bytes_per_s: float = inf
+    add_s: float = 0.0
     add_row_s: float = 0.0
     step_s: float = 0.0
     collect_s: Mapping[str, float] = field(default_factory=dict)
@@ -37,7 +39,7 @@ class Costs:
         """How long a rank computes, undisturbed."""
         if isinstance(step, Multiply):
             return self.gemm_s[step.gemm](len(step.rows))
-        return self.add_row_s * len(step.piece.rows) * (len(step.ranks) - 1)
+        return self.add_s + self.add_row_s * len(step.piece.rows) * (len(step.ranks) - 1)
 
 
 def estimate_collective_s(flow: Flow, row_bytes: float, *, latency_s: float, bytes_per_s: float) -> float:

@@ -22,7 +22,7 @@ SMALL, LARGE = 4, 4000
 RATES = Rates(
     GemmRates(1e-6, 1e9, 0.0),
     LibraryRates(1e-3, 1e6, 1e6, 1e6),
-    (LinkRates("ring", 1e-4, 1e-4, 1e8, 1e9, 1.0), LinkRates("shm", 1e-6, 1e-6, 1e9, 1e9, 1.0)),
+    (LinkRates("ring", 1e-4, 1e-4, 1e8, 0.0, 1e9, 1.0), LinkRates("shm", 1e-6, 1e-6, 1e9, 0.0, 1e9, 1.0)),
 )
 """Shared memory is the best way."""
 

@@ -46,7 +46,7 @@ def build_rates(
     return Rates(
         GemmRates(2e-6, FLOPS_PER_S, 16.0),
         LibraryRates(2e-4, library, library, library / 2),
-        tuple(LinkRates(name, 4e-5, 1e-4, link, 4e9, contention) for name in ("ring", "shm")),
+        tuple(LinkRates(name, 4e-5, 1e-4, link, 0.0, 4e9, contention) for name in ("ring", "shm")),
     )
 
 
@@ -108,6 +108,15 @@ def test_bulk_needs_an_independent_gemm() -> None:
     choice = ask(config, FORWARD)
     assert (choice.method, choice.is_as_asked) == (Method.NONE, False)
     assert choice.reason.startswith("bulk needs a GEMM that does not need what moves")
+
+
+def test_what_sums_cost_keeps_small_reductions_whole() -> None:
+    """Of a reduction in pieces each owner sums its own, with a call that a small piece does not pay for."""
+    work, rates = build_work(Operation.ROW_FORWARD, num_rows=64), build_rates(1.0, num_rows=64)
+    slow = replace(rates, links=tuple(replace(link, latency_s=1e-6, step_s=1e-6) for link in rates.links))
+    dear = replace(slow, links=tuple(replace(link, add_s=1.0) for link in slow.links))
+    assert ask("auto", work, rates=slow).overlaps
+    assert not ask("auto", work, rates=dear).overlaps
 
 
 def test_chunks_that_were_asked_for_are_not_lost_to_bulk() -> None:

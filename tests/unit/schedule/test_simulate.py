@@ -224,6 +224,15 @@ def test_every_cost_is_counted_once() -> None:
     assert (timeline.usage[0].compute_s, timeline.usage[0].communication_s, timeline.exposed_s) == (22.0, 3.0, 12.0)
 
 
+def test_a_sum_costs_something_however_small() -> None:
+    """Rank 1 of three sums three rows at once, when both addends have come."""
+    work = derive_row_forward(EXITS[True], 3, 3)
+    without = _costs(gemm_s=0.0, row_s=1.0, add_row_s=0.25)
+    timeline = _run(work, 3, Method.DIRECT, 1, replace(without, add_s=10.0))
+    (summed,) = [event for event in timeline.events if event.rank == 1 and event.name == "add y[1:2]"]
+    assert (summed.start_s, summed.end_s) == (2.0, 12.5)
+
+
 def test_a_link_carries_one_message_at_a_time_in_each_direction() -> None:
     """Three ranks exchange addends of a second each: two in a row leave and come, and each is waited for."""
     timeline = _run(

@@ -11,6 +11,9 @@ import torch
 from plait.comm.mesh import Axis
 from plait.overlap.machine.cache import Key
 
+_PROBE = 2
+"""Raised when what is measured changes, so that rates of before are measured again."""
+
 
 def build_key(
     axis: Axis, transports: Iterable[str], hosts: Iterable[str], *, device: torch.device, dtype: torch.dtype
@@ -22,6 +25,7 @@ def build_key(
         "num_cores": count_cores(),
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         "torch": torch.__version__,
+        "probe": _PROBE,
         "num_threads": torch.get_num_threads(),
         "num_ranks": axis.degree,
         "dtype": str(dtype).removeprefix("torch."),

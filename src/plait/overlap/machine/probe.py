@@ -45,6 +45,8 @@ _MIN_BYTES, _MAX_BYTES = 1 << 16, 1 << 22
 _MAX_ACCELERATOR_BYTES = 1 << 26
 
 _MANY_CALLS = 32
+_CALLS_S = 4e-3
+"""How long calls are repeated at most, unless one takes longer."""
 _MANY_CHUNKS = 8
 _REPEATS = 5
 _BUDGET_S = 5.0
@@ -104,6 +106,13 @@ class _Probe:
     def time(self, act: Callable[[], object], *, repeats: int = _REPEATS) -> float:
         """A good run, the best but one: others on the machine make runs longer, never shorter."""
         return _take_good([times[0] for times in self.time_rounds([act], repeats=repeats)])
+
+    def time_each(self, *acts: Callable[[], object]) -> list[list[float]]:
+        """As `time_rounds` of short acts, each done many times: that ranks do not begin at one moment is no latency."""
+        once_s = self.time_rounds([lambda: [act() for act in acts]], repeats=2)
+        times = max(1, min(_MANY_CALLS, int(len(acts) * _CALLS_S / min(row[0] for row in once_s))))
+        rounds = self.time_rounds([partial(_repeat, act, times) for act in acts])
+        return [[time_s / times for time_s in row] for row in rounds]
 
     def time_rounds(self, acts: Sequence[Callable[[], object]], *, repeats: int = _REPEATS) -> list[list[float]]:
         """How long each of several things takes the slowest rank, round by round; all ranks start each together."""
@@ -167,7 +176,8 @@ class _Probe:
     def measure_library(self, transport: Transport) -> LibraryRates:
         """Whole collectives, of few and of many bytes."""
         kinds = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
-        call_s = max(self.time(self._build_exchange(transport, kind, 1, 0)) for kind in kinds)
+        calls = self.time_each(*(self._build_exchange(transport, kind, 1, 0) for kind in kinds))
+        call_s = max(_take_good(times_s) for times_s in zip(*calls, strict=True))
         num_rows = self._find_size(transport, call_s, 0)
         num_bytes = num_rows * self.axis.degree * self.row_bytes
         rates = []
@@ -177,11 +187,20 @@ class _Probe:
         return LibraryRates(call_s, *rates)
 
     def measure_link(self, name: str, transport: Transport) -> LinkRates:
-        """Messages of few bytes, a transfer of many bytes, the same with a GEMM beside it, and with a sum behind."""
+        """Messages of few bytes, as one and as many, and with sums; a transfer of many bytes, with a GEMM or a sum."""
         others = self.axis.degree - 1
-        few_s = self.time(self._build_exchange(transport, Kind.ALL_GATHER, _MANY_CHUNKS, 1))
-        step_s = self.time(self._build_exchange(transport, Kind.ALL_GATHER, _MANY_CHUNKS, _MANY_CHUNKS)) - few_s
-        step_s = max(step_s, 0.0) / ((_MANY_CHUNKS - 1) * others * 3)
+        more = _MANY_CHUNKS - 1
+        calls = self.time_each(
+            *(
+                self._build_exchange(transport, kind, _MANY_CHUNKS, chunks)
+                for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
+                for chunks in (1, _MANY_CHUNKS)
+            )
+        )
+        few_s = _take_good([row[0] for row in calls])
+        pieces_s = max(0.0, median(row[1] - row[0] for row in calls))
+        sums_s = max(0.0, median(row[3] - row[2] for row in calls) - pieces_s)
+        step_s = pieces_s / (more * others * 3)
         num_rows = self._find_size(transport, few_s, 1)
         num_bytes = num_rows * others * self.row_bytes
         gather = self._build_exchange(transport, Kind.ALL_GATHER, num_rows, 1)
@@ -197,6 +216,7 @@ class _Probe:
             step_s=step_s,
             latency_s=max(0.0, few_s - others * 3 * step_s),
             bytes_per_s=_fit_rate(num_bytes, [(row[0], row[2]) for row in rounds]),
+            add_s=sums_s / more,
             add_bytes_per_s=num_bytes / max(reduce_s - gather_s, _SMALLEST_SUM * gather_s),
             contention=median(_measure_contention(row[0], row[3], row[4]) for row in rounds),
         )

@@ -47,6 +47,7 @@ class LinkRates:
     """How messages move over one transport, in the terms of `plait.schedule.costs.Costs`.
 
     Attributes:
+        add_s: a sum, however small.
         add_bytes_per_s: of the smaller of two tensors that are added.
     """
 
@@ -54,6 +55,7 @@ class LinkRates:
     step_s: float
     latency_s: float
     bytes_per_s: float
+    add_s: float
     add_bytes_per_s: float
     contention: float
 

@@ -69,7 +69,7 @@ class Boundary(Handled):
             ShardingError: `x` has another number of tokens.
         """
         if not self.is_sharded:
-            return x.shape[:-1].numel()
+            return x.shape[0] if x.dim() == 2 else x.shape[:-1].numel()
         split = current_tokens(self.mesh, self.name)
         rows = split.size if is_inside else len(split.intervals[self.mesh.tp.rank])
         if x.dim() != 2 or x.shape[0] != rows:

@@ -52,9 +52,7 @@ def run_backward(
     reading = exit.quantizer.read_gradients([flatten(grad_y)], kept.memory, needs, None)
     (grad,) = reading.biases
     assert grad is not None, exit.name
-    dgrad = RowDgrad(
-        reading.dgrad[0], factor, grad_y.new_empty(kept.shape[:-1].numel(), kept.shape[-1]) if needs.x else None
-    )
+    dgrad = RowDgrad(reading.dgrad[0], factor, grad_y.new_empty(kept.num_rows, kept.shape[-1]) if needs.x else None)
     wgrad = RowWgrad(reading.wgrad[0], x, torch.empty_like(weight) if needs_weight else None)
     outcome = exit.matmul.run(
         exit.build_pass(Operation.ROW_BACKWARD, kept.num_rows, weight.dtype, (needs.x, needs_weight)),
