@@ -15,7 +15,9 @@ from plait.overlap.machine.rates import GemmRates, LibraryRates, LinkRates, Rate
 
 KEY: dict[str, Any] = {"hosts": ["here"], "num_ranks": 2, "torch": "2.13.0", "transports": ["library", "ring"]}
 RATES = Rates(
-    GemmRates(1e-6, 5e10, 12.5), LibraryRates(1e-3, 1e9, 2e9, 3e9), (LinkRates("ring", 1e-5, 1e-4, 1e9, 1e-6, 1e9, 0.5),)
+    GemmRates(1e-6, 5e10, 12.5),
+    LibraryRates(1e-3, 1e9, 2e9, 3e9),
+    (LinkRates("ring", 1e-5, 1e-4, 1e9, 1e-6, 1e9, 0.5),),
 )
 
 
