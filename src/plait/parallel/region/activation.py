@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.comm.autograd.once import once_differentiable
+from plait.parallel.region.matrix import take_rows
 from plait.sharding import Interval
 
 
@@ -88,9 +89,9 @@ class ActivationGradient:
 
     def fill(self, rows: Interval) -> None:
         """Compute `rows`."""
-        cut = slice(rows.start, rows.stop)
-        outs = [grad[cut] for grad in self.grads]
-        self.activation.compute_gradients(self.grad[cut], [each[cut] for each in self.inputs], outs)
+        outs = [take_rows(grad, rows) for grad in self.grads]
+        inputs = [take_rows(each, rows) for each in self.inputs]
+        self.activation.compute_gradients(take_rows(self.grad, rows), inputs, outs)
         for out, other in zip(outs, self.others, strict=True):
             if other is not None:
-                out.add_(other[cut])
+                out.add_(take_rows(other, rows))
