@@ -129,7 +129,8 @@ def run_backward(
     # All of dgrad goes before any of wgrad in every schedule: an input that wants none leaves the rows to wgrad.
     grad_x_full = None if grads.x_full is None else flatten(grads.x_full)
     dgrad = ColumnDgrad(reading.dgrad, factors, grad_x_full, reading.activation)
-    wgrad = ColumnWgrad.build(x, reading.wgrad, weights, needs.weights, None if needs.x else reading.activation)
+    filled = None if needs.x else reading.activation
+    wgrad = ColumnWgrad(x, reading.wgrad, weights, needs.weights, filled, [None] * len(weights))
     outcome = group.entry.matmul.run(
         group.entry.build_pass(Operation.COLUMN_BACKWARD, num_rows, like.dtype, (needs.x, any(needs.weights))),
         gemms={"dgrad": dgrad, "wgrad": wgrad},

@@ -6,13 +6,13 @@ are tensors as they are, or quantized ones.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from plait.parallel.region.activation import ActivationGradient, PointwiseActivation
-from plait.parallel.region.matrix import Factor, Matrix, multiply, take, take_rows
+from plait.parallel.region.matrix import Factor, Matrix, add_product, multiply, take, take_rows
 from plait.sharding import Interval
 
 
@@ -97,32 +97,20 @@ class ColumnWgrad(NamedTuple):
 
     x: Matrix | None
     grads: Sequence[Matrix | None]
-    grad_weights: Sequence[Tensor | None]
+    weights: Sequence[Tensor]
+    needs: Sequence[bool]
     activation: ActivationGradient | None
-
-    @classmethod
-    def build(
-        cls,
-        x: Matrix | None,
-        grads: Sequence[Matrix | None],
-        weights: Sequence[Tensor],
-        needs: Sequence[bool],
-        activation: ActivationGradient | None,
-    ) -> Self:
-        """With room for the gradients that are wanted and exist."""
-        wanted = [
-            torch.empty_like(weight) if need and grad is not None else None
-            for weight, need, grad in zip(weights, needs, grads, strict=True)
-        ]
-        return cls(x, grads, wanted, activation)
+    grad_weights: list[Tensor | None]
+    """None of each before, and afterwards of those that are not wanted or do not exist."""
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
         if self.activation is not None:
             self.activation.fill(rows)
         operand = take(self.x, rows, full)
-        for grad, grad_weight in zip(self.grads, self.grad_weights, strict=True):
-            if grad is not None and grad_weight is not None:
-                multiply(take(grad, rows).T, operand, grad_weight if accumulates else None, out=grad_weight)
+        for member, (grad, weight, is_wanted) in enumerate(zip(self.grads, self.weights, self.needs, strict=True)):
+            if grad is not None and is_wanted:
+                total = self.grad_weights[member] if accumulates else None
+                self.grad_weights[member] = add_product(total, take(grad, rows).T, operand, weight)
 
 
 class RowForward(NamedTuple):
@@ -176,12 +164,13 @@ class RowWgrad(NamedTuple):
 
     grad_y: Matrix | None
     x: Matrix | None
-    grad_weight: Tensor | None
+    weight: Tensor
+    grad_weight: list[Tensor | None]
+    """Of the one weight; None before, and where it is not wanted."""
 
     def __call__(self, rows: Interval, full: Tensor | None, partial: Tensor | None, *, accumulates: bool) -> None:
-        assert self.grad_weight is not None
-        operand = take(self.grad_y, rows, full).T
-        multiply(operand, take(self.x, rows), self.grad_weight if accumulates else None, out=self.grad_weight)
+        total = self.grad_weight[0] if accumulates else None
+        self.grad_weight[0] = add_product(total, take(self.grad_y, rows, full).T, take(self.x, rows), self.weight)
 
 
 def _put(product: Tensor, bias: Tensor | None, *, out: Tensor) -> None:

@@ -97,6 +97,15 @@ def multiply(a: Factor, b: Factor, addend: Tensor | None, *, out: Tensor) -> Non
     matmul.multiply(a, b, addend, out=out)
 
 
+def add_product(total: Tensor | None, a: Factor, b: Factor, like: Tensor) -> Tensor:
+    """`total + a @ b`, in `total` itself; without one a product of its own, in shape and dtype as `like`."""
+    if total is None and isinstance(a, Tensor):
+        return torch.mm(a, b)  # type: ignore[arg-type]
+    out = torch.empty_like(like) if total is None else total
+    multiply(a, b, total, out=out)
+    return out
+
+
 def sum_rows(matrix: Matrix, full: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The sum over all rows, `[width]`, of `full` where that was gathered."""
     if isinstance(matrix, Tensor):

@@ -53,7 +53,7 @@ def run_backward(
     (grad,) = reading.biases
     assert grad is not None, exit.name
     dgrad = RowDgrad(reading.dgrad[0], factor, grad_y.new_empty(kept.num_rows, kept.shape[-1]) if needs.x else None)
-    wgrad = RowWgrad(reading.wgrad[0], x, torch.empty_like(weight) if needs_weight else None)
+    wgrad = RowWgrad(reading.wgrad[0], x, weight, [None])
     outcome = exit.matmul.run(
         exit.build_pass(Operation.ROW_BACKWARD, kept.num_rows, weight.dtype, (needs.x, needs_weight)),
         gemms={"dgrad": dgrad, "wgrad": wgrad},
@@ -62,7 +62,7 @@ def run_backward(
     )
     grad_bias = sum_rows(grad, outcome.full, weight.dtype) if needs_bias else None
     grad_x = None if dgrad.grad_x is None else unflatten(dgrad.grad_x, kept.shape)
-    return grad_x, wgrad.grad_weight, grad_bias
+    return grad_x, wgrad.grad_weight[0], grad_bias
 
 
 class RowFunction(torch.autograd.Function):
