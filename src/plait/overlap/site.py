@@ -1,7 +1,7 @@
 """Where a collective GEMM sits in a model, how much it computes and moves per row, and a pass through it."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
 
 from plait.config.recipe import Recipe
 from plait.contract.quantization import count_row_bytes
@@ -102,8 +102,15 @@ class Pass:
 
     def __post_init__(self) -> None:
         # Made once and looked up in every run; of a small block's step, hashing eight of them took a fiftieth.
-        fields = (self.operation, self.site, self.transition, self.num_rows, self.needs_dgrad, self.needs_wgrad)
-        object.__setattr__(self, "_hash", hash((*fields, self.can_be_fused, self.unit)))
+        object.__setattr__(self, "_hash", hash(self._given))
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        # In another process strings have other hashes.
+        return type(self), self._given
+
+    @property
+    def _given(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, each.name) for each in fields(self) if each.init)
