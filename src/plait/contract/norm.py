@@ -12,8 +12,7 @@ from plait.sharding import Ownership
 def derive_norm(setting: Setting, ownership: Mapping[str, Ownership], module: str) -> Op:
     """RMSNorm or LayerNorm over the model width.
 
-    The statistics it keeps beside `x`, one or two numbers a token, are not counted, nor is the normalised input that
-    torch's RMSNorm keeps on a CPU, where it is not one kernel.
+    The statistics it keeps beside `x`, one or two numbers a token, are not counted.
     """
     names = [f"{module}.{part}" for part in ("weight", "bias") if f"{module}.{part}" in ownership]
     parameters = tuple(Parameter(ownership[name], ("D",)) for name in names)

@@ -9,6 +9,7 @@ from plait.models.attention import LlamaAttention
 from plait.models.mlp import LlamaMLP
 from plait.models.rope import RopeTables, build_rope_tables
 from plait.parallel.context.sequences import TokenPositions
+from plait.parallel.region.norm import RMSNorm
 
 
 class LlamaModel(nn.Module):
@@ -20,7 +21,7 @@ class LlamaModel(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.positions = TokenPositions()
         self.layers = nn.ModuleList(LlamaBlock(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.norm = RMSNorm(config.width, eps=config.norm_eps)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if config.tied_embeddings:
             self.head.weight = self.embedding.weight
@@ -51,9 +52,9 @@ class LlamaBlock(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention_norm = RMSNorm(config.width, eps=config.norm_eps)
         self.attention = LlamaAttention(config)
-        self.mlp_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.mlp_norm = RMSNorm(config.width, eps=config.norm_eps)
         self.mlp = LlamaMLP(config)
 
     def forward(self, x_TD: Tensor, size_BS: tuple[int, int], rope: RopeTables) -> Tensor:

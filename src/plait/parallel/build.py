@@ -39,6 +39,7 @@ from plait.parallel.region.activation import PointwiseActivation
 from plait.parallel.region.boundary import Boundary
 from plait.parallel.region.column import ColumnGroup
 from plait.parallel.region.feature_norm import FeatureParallelNorm
+from plait.parallel.region.norm import apply_rms_norm
 from plait.parallel.region.quantizer import PLAIN, Quantizer
 from plait.parallel.shard import shard_tensor
 from plait.parallel.token_local import RegionModule, TokenLocalEmbedding, TokenLocalModule
@@ -79,6 +80,7 @@ class Build:
             case TokenLocal():
                 return self._token_local(name, module)
             case InRegion():
+                apply_rms_norm(module)
                 return RegionModule(module, axis=self.mesh.tp, name=name) if _has_parameters(module) else module
             case FeatureNorm():
                 return self._feature_norm(name, module)
@@ -180,6 +182,7 @@ class Build:
                 return self.build_row(self.find_weight(name, module), self.find_bias(name, module), exit)
 
     def _token_local(self, name: str, module: nn.Module) -> nn.Module:
+        apply_rms_norm(module)
         if not self.plan.sequence_parallel:
             return module
         if isinstance(module, Dropout):

@@ -56,16 +56,13 @@ def _measure_saved_bytes(config: GptConfig | LlamaConfig, setting: Setting) -> i
 
 
 def _list_uncounted_bytes(config: GptConfig | LlamaConfig, num_tokens: int, seq_len: int = SEQ_LEN) -> list[int]:
-    """What the contract leaves out: what is small, and what only a CPU keeps.
-
-    torch's RMSNorm is one kernel on a GPU, several operations on a CPU, which keep the normalised input too.
-    """
+    """What the contract leaves out, all of it small."""
     norms = 2 * config.num_layers + 1
     num_targets = 8
     if isinstance(config, LlamaConfig):
-        normalised_and_statistics = norms * num_tokens * (config.width + 1) * 4
+        statistics = norms * num_tokens * 4
         rope_tables = 2 * seq_len * config.head_width * 4
-        return [normalised_and_statistics, rope_tables, num_targets]
+        return [statistics, rope_tables, num_targets]
     causal_masks = config.num_layers * seq_len**2 if config.attention_dropout else 0
     statistics = norms * num_tokens * 2 * 4
     return [statistics, causal_masks, num_targets]
