@@ -24,7 +24,7 @@ import torch.distributed as dist
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.distributed import DistributedConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 import plait
 from plait.bench.machine import describe_machine

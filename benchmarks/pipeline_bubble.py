@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from plait.bench.machine import describe_machine
 from plait.comm.launch import LocalRanks
 from plait.comm.mesh import build_mesh
+from plait.config.axis.pipeline import Schedule
 from plait.contract.pipeline.clock import build_even_seconds, simulate
 from plait.contract.pipeline.order import Pipeline
 from plait.parallel.pipeline.schedule import build_schedule
@@ -58,13 +59,17 @@ class Case:
         return f"{self.pipeline.schedule}{several}, pp {self.pipeline.pp}, {self.pipeline.num_micro_batches}"
 
 
+SCHEDULES: tuple[tuple[Schedule, int], ...] = (
+    ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2),
+)  # fmt: skip
+"""And how many stages a rank has."""
+
+
 def list_cases() -> Iterator[Case]:
     """Every schedule, over 4 ranks with as many micro-batches, twice and four times as many, and over 2 with 8."""
     for pp, numbers in ((4, (4, 8, 16)), (2, (8,))):
         for number in numbers:
-            for schedule, each in (
-                ("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2),
-            ):  # fmt: skip
+            for schedule, each in SCHEDULES:
                 yield Case(Pipeline(schedule, pp, each, number))
 
 

@@ -168,7 +168,7 @@ def plan_bytes(config: ModelConfig, size: tuple[int, int], mode: Recompute) -> t
     )
     contract = derive_planned_model(config, plan, size[1])
     layer = derive_layer_bytes(contract, plan)
-    (stage,) = derive_stages(config.num_layers, 1, 1, 1)
+    (stage,) = derive_stages(config.num_layers, plan.build_order(1))
     parts = derive_stage_parts(contract, plan, stage, layer)
     return layer.block, sum(parts[part] for part in ACTIVATIONS)
 

@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import netlab
 import torch
@@ -37,12 +37,12 @@ from plait.bench.overlap import Comparison, Run, compare
 from plait.bench.recorder import Recorder, build_sleepers
 from plait.bench.rounds import Spread, time_rounds, warm_up
 from plait.bench.variant import COMPUTE, POINT_TO_POINT, Step, Variant
-from plait.bench.workload import Workload, build_workload
+from plait.bench.workload import What, Workload, build_workload
 from plait.comm.environment import detect_launch
 from plait.comm.launch import init_from_environment
 from plait.comm.mesh import build_mesh
 from plait.config.model import LlamaConfig
-from plait.config.overlap import OverlapConfig
+from plait.config.overlap import MethodName, OverlapConfig
 from plait.sharding import MeshShape
 
 RATIOS = (0.25, 0.5, 1.0, 2.0)
@@ -59,13 +59,13 @@ class Case:
     """One workload on one number of ranks; with `flops_per_s` its GEMMs sleep."""
 
     name: str
-    what: str
+    what: What | Literal["pair"]
     tp: int
     num_tokens: int
     width: int
     mlp_width: int
     flops_per_s: float | None = None
-    methods: tuple[str, ...] = ("direct",)
+    methods: tuple[MethodName, ...] = ("direct",)
 
 
 CASES = {

@@ -319,8 +319,7 @@ def _list_recompute() -> Iterator[str]:
         "## Computing blocks again\n\n`benchmarks/recompute.py`: one micro-batch forward and backward of "
         f"{size['layers']} blocks of width {size['width']}, {size['batch']} x {size['seq_len']} tokens, float32, "
         f"{record['tp']} ranks on one host. Kept is what a block holds between forward and backward, at most is what "
-        "tensors take beside parameters and gradients; planned is what `plait plan` counts. On "
-        "CPUs an RMSNorm keeps its normalised input beside its input, which is not counted.\n"
+        "tensors take beside parameters and gradients; planned is what `plait plan` counts.\n"
     )
     for name, modes in record["results"].items():
         rows = [
