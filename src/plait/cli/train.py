@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 import torch
@@ -17,6 +18,7 @@ from plait.config.load import load_training_config
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.errors import PlaitError
 from plait.train.build import check_model
+from plait.train.claim import check_unclaimed
 from plait.train.corpus.tokenize import check_data
 from plait.train.faults.restart import permit_resume, train_with_restarts
 from plait.train.loop import Summary, train
@@ -62,6 +64,7 @@ def _check(launch: Launch, config: str, overrides: Sequence[str]) -> RunConfig |
 def _start_local(run: RunConfig | FineTuneConfig) -> Summary:
     if run.parallel.mesh_shape.world_size == 1 and not run.train.max_restarts:
         return train_rank(run)
+    check_unclaimed(Path(run.out_dir) / run.name)
     return train_with_restarts(run, _start_ranks)
 
 

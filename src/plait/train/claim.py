@@ -37,6 +37,16 @@ def claim_folder(folder: Path, mesh: Mesh) -> Iterator[None]:
             os.close(descriptor)
 
 
+def check_unclaimed(folder: Path) -> None:
+    """Say at once, before ranks are started to find out, that they could not write in `folder`.
+
+    Raises:
+        ConfigError: another run is there.
+    """
+    if folder.is_dir():
+        os.close(_lock(folder))
+
+
 def clear_leftovers(folder: Path) -> None:
     """Remove what a run that was killed was writing in `folder`, if no run is there."""
     if not folder.is_dir():

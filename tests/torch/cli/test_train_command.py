@@ -9,6 +9,9 @@ import pytest
 import torch.distributed as dist
 
 from plait.cli.main import main
+from plait.comm.mesh import build_mesh
+from plait.sharding import MeshShape
+from plait.train.claim import claim_folder
 from tests.support.byte_tokenizer import save_byte_tokenizer
 from tests.support.training import NANO_RUN, save_tokens
 
@@ -43,6 +46,14 @@ def test_stdout_is_the_summary_and_progress_goes_to_stderr(run: Run) -> None:
     assert Path(summary["checkpoint"]).is_dir()
     assert len(Path(summary["metrics"]).read_text().splitlines()) == 2
     assert "step 2/2  loss 5." in err
+
+
+def test_a_folder_that_another_run_has_is_refused_before_any_rank_starts(run: Run, tmp_path: Path) -> None:
+    with claim_folder(tmp_path / "runs" / "nano", build_mesh(MeshShape())):
+        status, _, err = run("nano.toml", "parallel.tp=2")
+    assert status == 2
+    assert "runs/nano: another run is writing there" in err
+    assert "starting" not in err
 
 
 def test_on_one_rank_the_receipt_says_that_there_is_nothing_to_overlap(run: Run) -> None:

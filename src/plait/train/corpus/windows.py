@@ -64,10 +64,10 @@ class MicroBatch:
     """Of each row, where attention stays within them."""
 
 
-def list_first_sequences(run: AnyRun, dp_rank: int) -> list[int]:
+def list_first_sequences(run: AnyRun, dp_rank: int) -> range:
     """Of each micro-batch of `dp_rank` in a step the first sequence, counted from the first of the step."""
     size, dp = run.train.micro_batch_size, run.parallel.dp
-    return [(accumulated * dp + dp_rank) * size for accumulated in range(run.train.gradient_accumulation)]
+    return range(dp_rank * size, run.train.gradient_accumulation * dp * size, dp * size)
 
 
 def read_micro_batches(windows: Windows, run: AnyRun, consumed: int, dp_rank: int) -> Iterator[MicroBatch]:
