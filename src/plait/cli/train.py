@@ -17,7 +17,7 @@ from plait.comm.mesh import build_mesh
 from plait.config.load import load_training_config
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.errors import PlaitError
-from plait.train.build import check_model
+from plait.train.build import check_model, check_room
 from plait.train.claim import check_unclaimed
 from plait.train.corpus.tokenize import check_data
 from plait.train.faults.restart import permit_resume, train_with_restarts
@@ -54,6 +54,7 @@ def _check(launch: Launch, config: str, overrides: Sequence[str]) -> RunConfig |
         check_world_size(launch, run.parallel.mesh_shape)
         check_data(run)
         check_model(run)
+        check_room(run, own_device())
     except PlaitError:
         if launch.local_rank == 0:
             raise

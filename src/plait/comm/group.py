@@ -1,5 +1,6 @@
 """The process group of the world, and the device of this rank."""
 
+import os
 from datetime import timedelta
 
 import torch
@@ -34,6 +35,13 @@ def own_device() -> torch.device:
         return choose_device(0)
     has_nccl = "nccl" in dist.get_backend_config()
     return torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
+
+
+def find_memory(device: torch.device) -> int:
+    """Bytes of memory that there are for all ranks on `device`, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def start_group(store: dist.Store, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
