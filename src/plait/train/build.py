@@ -14,8 +14,8 @@ from plait.comm.mesh import Mesh
 from plait.config.hf.read import load_hf_json
 from plait.config.run import FineTuneConfig, RunConfig
 from plait.contract.model import derive_ownership, derive_plan
-from plait.contract.pipeline.stage import count_parameters
 from plait.contract.pipeline.step import select_run_parts
+from plait.contract.report.training import build_step_tally
 from plait.contract.training import derive_run_model
 from plait.errors import ConfigError
 from plait.hf.adapters import add_adapters, load_with_adapters
@@ -34,7 +34,7 @@ from plait.parallel.block.compile import check_compiler
 from plait.parallel.block.recompute import apply_recompute
 from plait.parallel.dropout import seed_dropout
 from plait.parallel.fsdp.apply import apply_fsdp
-from plait.train.optimizer import MOMENTS, AdamW, FlatGradients, Gradients, ShardedGradients, StepGradients
+from plait.train.optimizer import AdamW, FlatGradients, Gradients, ShardedGradients, StepGradients
 from plait.train.pipeline import PipelineTrainer, tie_ends
 from plait.train.replicas import ReplicaGradients
 from plait.train.step import Trainer, compute_hf_logits, compute_native_logits
@@ -100,25 +100,20 @@ def check_model(run: RunConfig | FineTuneConfig) -> None:
 def check_room(run: RunConfig | FineTuneConfig, device: torch.device) -> None:
     """Check that the first rank has memory for what it cannot do without; `plait plan` says how much it takes in all.
 
-    That is weights, their gradients and moments, and what one micro-batch keeps for backward. The model of a directory,
-    which somebody has had in memory before, is not counted.
+    That is parameters, their gradients and moments, and what one micro-batch keeps for backward. The model of a
+    directory, which somebody has had in memory before, is not counted.
 
     Raises:
         ConfigError: the device has less.
     """
     if isinstance(run, FineTuneConfig):
         return
-    contract, parts = derive_run_model(run), select_run_parts(run, 0)
-    shared_over = run.parallel.mesh_shape.degree("dp_shard_cp") if run.parallel.dp_shard > 1 else 1
-    copies = 2 + len(MOMENTS)
-    kept_bytes = copies * find_master_dtype(run).itemsize * count_parameters(contract, parts) // shared_over
-    block_bytes = 0 if run.train.recompute == "full" else sum(op.saved_bytes for op in contract.block)
-    batch_bytes = block_bytes * sum(len(part.layers) for part in parts)
-    room_bytes = find_memory(device)
-    if kept_bytes + batch_bytes > room_bytes:
+    tally, room_bytes = build_step_tally(run, derive_run_model(run)), find_memory(device)
+    saved_bytes = tally.micro_batch.saved_bytes
+    if tally.state_bytes + saved_bytes > room_bytes:
         raise ConfigError(
-            f"a rank needs {format_bytes(kept_bytes)} for its weights, gradients and moments and "
-            f"{format_bytes(batch_bytes)} for one micro-batch of {run.train.micro_batch_size} x {run.seq_len} tokens, "
+            f"a rank needs {format_bytes(tally.state_bytes)} for its parameters, gradients and moments and "
+            f"{format_bytes(saved_bytes)} for one micro-batch of {run.train.micro_batch_size} x {run.seq_len} tokens, "
             f"and there are {format_bytes(room_bytes)} on {device.type}",
             hint='more ranks (plait plan says how), a smaller train.micro_batch_size, or train.recompute = "full"',
         )

@@ -60,7 +60,7 @@ def test_a_folder_that_another_run_has_is_refused_before_any_rank_starts(run: Ru
     ("asked", "named"),
     [
         ("train.micro_batch_size=1000000000", "for one micro-batch of 1000000000 x 16 tokens"),
-        ("model.width=100000000", "for its weights, gradients and moments"),
+        ("model.width=100000000", "for its parameters, gradients and moments"),
     ],
 )
 def test_what_no_rank_has_memory_for_is_refused_before_any_starts(run: Run, asked: str, named: str) -> None:
@@ -69,11 +69,6 @@ def test_what_no_rank_has_memory_for_is_refused_before_any_starts(run: Run, aske
     assert named in err
     assert "starting" not in err
     assert not Path("runs").exists()
-
-
-def test_recompute_counts_nothing_for_a_micro_batch_that_it_can_do_without(run: Run) -> None:
-    _, _, err = run("nano.toml", "parallel.tp=2", "model.width=100000000", "train.recompute=full")
-    assert "and 0 B for one micro-batch" in err
 
 
 def test_on_one_rank_the_receipt_says_that_there_is_nothing_to_overlap(run: Run) -> None:

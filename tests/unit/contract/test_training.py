@@ -60,6 +60,23 @@ def test_totals_of_a_step() -> None:
     assert tally.flops == 3 * 3 * (2 * T * matrices + attention) // 2
 
 
+@pytest.mark.parametrize(
+    ("compute", "parallel", "bytes_each"),
+    [
+        ("bfloat16", {"tp": 2}, 2 + 4 + 4 + 2 * 4),
+        ("float32", {"tp": 2}, 4 + 4 + 2 * 4),
+        ("bfloat16", {"dp_shard": 4}, (4 + 4 + 2 * 4) / 4),
+        ("bfloat16", {"dp_shard": 2, "cp": 2, "dp_replicate": 2}, (4 + 4 + 2 * 4) / 4),
+    ],
+)
+def test_the_state_is_parameters_gradients_and_what_the_optimizer_keeps(
+    compute: str, parallel: dict[str, int], bytes_each: float
+) -> None:
+    run = build_run(**parallel).model_copy(update={"precision": PrecisionConfig(compute=compute)})
+    tally = build_step_tally(run, derive_run_model(run))
+    assert tally.state_bytes == bytes_each * tally.num_parameters
+
+
 @pytest.mark.parametrize("reshard", [True, False])
 def test_what_dp_shard_shares_out_is_gathered_and_reduced_unit_by_unit(reshard: bool) -> None:
     """The last block is gathered again when backward begins, each other when it comes to the block behind it."""

@@ -187,6 +187,7 @@ def _build_rank_record(run: RunConfig, rank: int, block: int | None) -> dict[str
         "micro_batch_totals": build_tally_record(step.micro_batch),
         "step": {
             "num_parameters": step.num_parameters,
+            "state_bytes": step.state_bytes,
             "flops": step.flops,
             "collectives": build_count_record(step.collectives),
             "saved_bytes_per_block": step.block.saved_bytes,

@@ -101,6 +101,8 @@ def build_step_table(modes: Sequence[tuple[RunConfig, StepTally]], pp_rank: int 
         "sent": [format_bytes(tally.collectives.sent_bytes) for tally in tallies],
         "kept per block": [format_bytes(tally.block.saved_bytes) for tally in tallies],
         "kept in all": [format_bytes(tally.micro_batch.saved_bytes) for tally in tallies],
+        "state": [format_bytes(tally.state_bytes) for tally in tallies],
+        "in memory": [format_bytes(tally.state_bytes + tally.micro_batch.saved_bytes) for tally in tallies],
     }
     for line, cells in lines.items():
         table.add_row(line, *cells)

@@ -10,13 +10,19 @@ from plait.contract.pipeline.stage import StageContract, count_parameters
 from plait.contract.pipeline.step import select_run_parts
 from plait.contract.report.tally import CollectiveTally, Tally, build_tally, count_collectives, count_messages
 from plait.contract.training import derive_closing_collectives
+from plait.dtype import width_bytes
 
 
 @dataclass(frozen=True)
 class StepTally:
-    """Totals of one rank; what is kept for backward is freed before the next micro-batch."""
+    """Totals of one rank; what is kept for backward is freed before the next micro-batch.
+
+    Attributes:
+        state_bytes: of its parameters, their gradients and what the optimizer keeps of them, between steps.
+    """
 
     num_parameters: int
+    state_bytes: int
     block: Tally
     micro_batch: Tally
     flops: int
@@ -36,13 +42,27 @@ def build_step_tally(run: RunConfig, contract: ModelContract, pp_rank: int = 0) 
     once = count_collectives(derive_closing_collectives(run, contract, pp_rank))
     for collective, times in count_moves(run, contract, pp_rank):
         once += count_collectives([collective]) * times
+    num_parameters = count_parameters(contract, parts)
     return StepTally(
-        num_parameters=count_parameters(contract, parts),
+        num_parameters=num_parameters,
+        state_bytes=_count_state_bytes(run, num_parameters),
         block=build_tally(contract.block),
         micro_batch=micro_batch,
         flops=micro_batch.flops * repeats,
         collectives=issued * repeats + once,
     )
+
+
+def _count_state_bytes(run: RunConfig, num_parameters: int) -> int:
+    """Masters, gradients and two moments in float32, or in what is wider; beside them parameters of a narrower format.
+
+    Of what dp_shard shares out a rank has its share, and no parameter is whole for longer than it is used.
+    """
+    width, shards = width_bytes(run.precision.compute), run.parallel.mesh_shape.degree("dp_shard_cp")
+    master = max(width, width_bytes("float32"))
+    if run.parallel.dp_shard > 1:
+        return 4 * master * num_parameters // shards
+    return (4 * master + (width if width < master else 0)) * num_parameters
 
 
 def _list_backward(run: RunConfig) -> tuple[Work, ...]:
