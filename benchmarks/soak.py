@@ -32,9 +32,10 @@ from plait.checkpoint.names import INDEX, METADATA
 VOCAB_SIZE = 512
 CORPUS_BYTES = 1_000_000
 CHECKPOINT_EVERY = 5
-STEPS_PER_KILL = 6
-"""So many that the run does not end before its last kill: a life of ranks gets half as far."""
 MOST_STEPS_OF_A_LIFE = 9
+"""To be waited for; then it ends within the next, or a few later where steps take less time than looking for them."""
+STEPS_PER_KILL = 15
+"""So many that the run cannot end before its last kill, however fast its steps are."""
 IN_START_UP = 0.3
 """The part of the kills that come before the first step of a life."""
 PATIENCE_S = 600.0
@@ -204,8 +205,8 @@ def kill_at_random(life: Life, num_kills: int, limit_s: float, draw: random.Rand
             when = "training"
             wait_for_file(life, file_before)
             start_s = start_s or time.monotonic() - begun
-            wait_for_steps(life, draw.randint(1, MOST_STEPS_OF_A_LIFE))
-            time.sleep(draw.expovariate(1 / 0.05))
+            step_s = wait_for_steps(life, draw.randint(1, MOST_STEPS_OF_A_LIFE))
+            time.sleep(draw.random() * step_s)
         os.kill(draw.choice(ranks), signal.SIGKILL)
         found[when] += 1
         before |= set(ranks)
@@ -231,10 +232,11 @@ def wait_for_file(life: Life, before: int, limit_s: float = float("inf")) -> Non
     wait_until(life, lambda: time.monotonic() > end or identify_file(life.metrics) not in (0, before))
 
 
-def wait_for_steps(life: Life, num_steps: int) -> None:
-    """Wait for so many more steps."""
-    first = count_lines(life.metrics)
+def wait_for_steps(life: Life, num_steps: int) -> float:
+    """Wait for so many more steps; how long each has taken."""
+    first, begun = count_lines(life.metrics), time.monotonic()
     wait_until(life, lambda: count_lines(life.metrics) >= first + num_steps)
+    return (time.monotonic() - begun) / num_steps
 
 
 def count_lines(path: Path) -> int:
