@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from plait.comm.autograd.once import once_differentiable
 from plait.parallel.region.half import select_half
 from plait.parallel.region.quantizer import Needs
 
