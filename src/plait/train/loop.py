@@ -8,6 +8,7 @@ from typing import Any
 from plait.comm.agree import together
 from plait.comm.mesh import Mesh
 from plait.config.run import FineTuneConfig, RunConfig
+from plait.errors import PlaitError
 from plait.overlap.receipt import Receipt, build_empty_receipt, check_strict
 from plait.parallel.apply import receipt_of
 from plait.parallel.precision.model import find_precisions
@@ -114,6 +115,11 @@ def take_steps(trainer: Trainer, windows: Windows, position: Position, request: 
             check_same_batch(batches, mesh)
         learning_rate = derive_learning_rate(position.step, run.train)
         result = trainer.step(batches, learning_rate, stop=request.is_made)
+        if not result.num_targets:
+            raise PlaitError(
+                f"step {position.step + 1} has nothing to learn from: every token in it is the last of a document",
+                hint="look at the corpus, and at data.end_of_text_id",
+            )
         position = position.advance(run)
         if is_due(position.step, run.train.check_replicas_every):
             check_replicas(trainer.model, mesh)

@@ -46,6 +46,8 @@ class StepResult(NamedTuple):
     loss: float
     """Mean over all target tokens of all micro-batches and dp ranks."""
     grad_norm: float
+    num_targets: int
+    """Of all micro-batches and dp ranks."""
     is_stop_requested: bool
     """Whether any rank was asked to stop."""
 
@@ -83,8 +85,7 @@ class Trainer:
         ranks.
 
         Raises:
-            PlaitError: on every rank, if loss or gradient are not finite, or there is nothing to predict; the
-                parameters are as they were.
+            PlaitError: on every rank, if loss or gradient are not finite; the parameters are as they were.
         """
         if not self.model.training:
             self.model.train()
@@ -96,14 +97,9 @@ class Trainer:
         self.gradients.all_reduce(self.mesh.dp_cp)
         self._sum_repeated_gradients()
         self.replicas.copy_first()
-        if not num_targets:
-            raise PlaitError(
-                "a step has nothing to learn from: every token in it is the last of a document; nothing was updated",
-                hint="look at the corpus, and at data.end_of_text_id",
-            )
-        self.gradients.scale(1 / num_targets)
+        self.gradients.scale(1 / max(1.0, num_targets))
         norm = float(self.grad_norm.clip_(self.run.train.max_grad_norm or math.inf))
-        result = StepResult(loss_sum / num_targets, norm, stops > 0)
+        result = StepResult(loss_sum / max(1.0, num_targets), norm, int(num_targets), stops > 0)
         _check_finite(result)
         self.optimizer.step(learning_rate)
         self.histories.run()

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from plait.checkpoint.index import Index
 from plait.checkpoint.names import list_checkpoints
 from plait.checkpoint.save import Save
 from plait.comm.mesh import build_mesh
+from plait.config.data import DataConfig
 from plait.config.model import ModelConfig
 from plait.config.run import RunConfig
 from plait.errors import CheckpointError, ConfigError, PlaitError
@@ -210,6 +212,16 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
     folder.rename(folder.with_name("step-00000003"))
     with pytest.raises(CheckpointError, match="step-00000003: was saved after step 1, and has another name"):
         train(build_run(tmp_path, steps=4), MESH)
+
+
+def test_a_corpus_of_nothing_but_ends_of_documents_is_an_error_and_saves_nothing(tmp_path: Path) -> None:
+    """A loss of 0 would look like a model that has learnt everything."""
+    run = build_run(tmp_path, steps=2)
+    np.save(tmp_path / "tokens.npy", np.full(2001, 3, dtype=np.uint16))
+    data = DataConfig.model_validate(run.data.model_dump() | {"mask_documents": True, "end_of_text_id": 3})
+    with pytest.raises(PlaitError, match="step 1 has nothing to learn from"):
+        train(run.model_copy(update={"data": data}), MESH)
+    assert list_checkpoints(checkpoint_folder(run)) == []
 
 
 def test_two_runs_do_not_write_to_one_folder_at_once(tmp_path: Path) -> None:
